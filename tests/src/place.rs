@@ -23,7 +23,8 @@ use crate::double::node::NvmlFaults;
 use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
 use crate::stage::{
-    PROGRAMS, Ran, USER, as_user, built, chmod, epilogue_args, finish, prologue_args, uid_of,
+    PROGRAMS, Ran, USER, as_user, built, chmod, epilogue_args, finish, openpbs_args, prologue_args,
+    prologue_on_gpu_0, strict_epilogue_args, uid_of,
 };
 
 const MOMENT: Duration = Duration::from_secs(4);
@@ -172,6 +173,11 @@ impl Place {
         self.run("mps-prologue", args, env)
     }
 
+    /// OpenPBS' prologue of a job on GPU 0.
+    pub fn openpbs(&self, job: &str, user: &str, account: &str) -> Ran {
+        self.prologue(&openpbs_args(job, user, account), &[])
+    }
+
     pub fn epilogue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
         self.run("mps-epilogue", args, env)
     }
@@ -239,7 +245,7 @@ impl Place {
 
     /// A Torque prologue with an option that gives the job GPU 0.
     pub fn torque_on_gpu_0(&self, job: &str, account: &str) -> Ran {
-        let args = [&["--gpus", "0"], &prologue_args(job, account)[..]].concat();
+        let args = prologue_on_gpu_0(job, account);
         self.prologue(&args, &[])
     }
 
@@ -398,7 +404,7 @@ impl Place {
     }
 
     pub fn strict_end(&self, job: &str) -> Ran {
-        self.epilogue(&[&["--strict"], &epilogue_args(job)[..]].concat(), &[])
+        self.epilogue(&strict_epilogue_args(job), &[])
     }
 
     #[track_caller]
@@ -603,6 +609,16 @@ pub fn resident_kb(pid: u32) -> i64 {
     let number = text.split_whitespace().next();
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
+
+/// Whether the kernel tells how another process's child ended (Linux 6.15).
+pub fn kernel_tells_of_ends() -> bool {
+    let kernel = nix::sys::utsname::uname().expect("uname");
+    let release = kernel.release().to_string_lossy().into_owned();
+    let words = release.split(['.', '-']);
+    let mut numbers = words.map_while(|word| word.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(15))
+}
+
 pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
 }

@@ -168,6 +168,24 @@ pub fn epilogue_args(job: &str) -> Vec<&str> {
     .concat()
 }
 
+/// The same with an option that gives the job GPU 0.
+pub fn prologue_on_gpu_0<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
+    [&["--gpus", "0"], &prologue_args(job, account)[..]].concat()
+}
+pub fn strict_epilogue_args(job: &str) -> Vec<&str> {
+    [&["--strict"], &epilogue_args(job)[..]].concat()
+}
+
+/// What slurmd tells its prolog (`prolog_slurmd`) or epilog of a job.
+pub fn slurm_env<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str, &'a str); 4] {
+    [
+        ("SLURM_JOB_ID", job),
+        ("SLURM_JOB_UID", uid),
+        ("SLURMD_NODENAME", "gpu001"),
+        ("SLURM_SCRIPT_CONTEXT", context),
+    ]
+}
+
 /// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not delay its exit if it
 /// could not drain.
 pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {

@@ -64,11 +64,7 @@ fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
     }
     place.begin("63.srv", ACCOUNT, "0");
     place.end("63.srv");
-    assert_eq!(
-        place.node.modes(),
-        ["exclusive_process"],
-        "the site's own mode"
-    );
+    assert_eq!(place.node.modes(), ["exclusive_process"], "the site's mode");
 }
 
 fn holder(place: &Place, user: &str) -> Running {

@@ -1,59 +1,39 @@
 //! `MPS=auto` on the simulated node: without MPS a job is like one that did not ask, even if
 //! something fails or is killed.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use batch::{Exclusive, GpuSource, Scheduler};
-use mpsd::job;
+use batch::{GpuSource, Scheduler};
 use mpsd_core::failure::Evidence;
-use mpsd_core::record::Record;
 use mpsd_core::record::RecordState::{self, Ready, Refused, Unneeded};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Sim, Trouble, World, living, paths, silence_kills};
+use tests::sim::{Node, Sim, Trouble, living, silence_kills};
 
 fn auto(tasks: u32) -> Scenario {
-    Scenario::new("auto", "MPS=auto", 1)
-        .devices(|d| d.tasks_on_node = Some(tasks))
-        .recorded()
-}
-
-fn node(scenario: &Scenario) -> Rc<RefCell<World>> {
-    Rc::new(RefCell::new(World::new(scenario.inventory.clone())))
+    Scenario::new("auto", "MPS=auto", 1).tasks(tasks).recorded()
 }
 
 /// The job's record after its begin, if there is one, and the prologue's answer to its caller.
-fn begun(
-    scenario: &Scenario,
-    world: &Rc<RefCell<World>>,
-    trouble: Trouble,
-) -> (u8, Option<RecordState>) {
-    let job = scenario.job().expect("a job");
-    let code = job::begin(&mut Sim::new(world, trouble), &job, scenario, scenario.when).code;
+fn begun(scenario: &Scenario, world: &Node, trouble: Trouble) -> (u8, Option<RecordState>) {
+    let code = Sim::new(world, trouble).begun(scenario).code;
     (code, world.borrow().state(&scenario.id()))
 }
 
 #[track_caller]
-fn is_alone(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+fn is_alone(world: &Node, scenario: &Scenario, after: &str) {
     let world = world.borrow();
-    let before = World::new(scenario.inventory.clone());
+    let before = scenario.world();
     assert_eq!(world.inventory, before.inventory, "{after}: compute modes");
-    assert!(
-        world.processes.is_empty() && world.cgroups.is_empty(),
-        "{after}"
-    );
+    let none = world.processes.is_empty() && world.cgroups.is_empty();
+    assert!(none, "{after}");
     assert_eq!(world.accounts(), before.accounts(), "{after}");
-    assert!(
-        world.drains.is_empty() && world.requeued.is_empty(),
-        "{after}"
-    );
+    let none = world.drains.is_empty() && world.requeued.is_empty();
+    assert!(none, "{after}");
 }
 
 #[track_caller]
-fn ends_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+fn ends_as_before(world: &Node, scenario: &Scenario, after: &str) {
     let found = Sim::well(world).end(scenario);
     assert!(found.is_clean(), "{after}: {found:?}");
-    let before = World::new(scenario.inventory.clone()).picture();
+    let before = scenario.world().picture();
     assert_eq!(world.borrow().picture(), before, "{after}");
 }
 
@@ -66,11 +46,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
     for (name, scenario, state) in [
         ("one task", auto(1), Unneeded),
         ("two tasks", auto(2), Ready),
-        (
-            "a shared GPU",
-            auto(1).devices(|d| d.exclusive = Exclusive::Shared(None)),
-            Ready,
-        ),
+        ("a shared GPU", auto(1).shared(), Ready),
         (
             "no GPU",
             auto(4).devices(|d| d.gpus = GpuSource::None),
@@ -83,11 +59,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
         ),
         // Each of these runs without MPS.
         ("more tasks than a GPU takes clients", auto(49), Unneeded),
-        (
-            "the same of a job that relies on a limit",
-            with_limits(49),
-            Refused,
-        ),
+        ("the same, with a limit", with_limits(49), Refused),
         ("one task with a limit", with_limits(1), Unneeded),
         (
             "one task, for which a process of its own begins",
@@ -98,7 +70,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
         ("too many tasks, announced", auto(49).announced(), Unneeded),
         ("a step of one task", auto(1).step(), Unneeded),
     ] {
-        let world = node(&scenario);
+        let world = scenario.node();
         let (code, found) = begun(&scenario, &world, Trouble::None);
         assert_eq!(
             (code == 0, found),
@@ -109,10 +81,7 @@ fn what_auto_finds_decides_what_becomes_of_the_job() {
             is_alone(&world, &scenario, name);
             assert!(world.borrow().journal(&scenario.id()).is_none(), "{name}");
             let told = |line: &String| line.contains("auto: no MPS, because ");
-            assert!(
-                world.borrow().log.iter().any(told),
-                "{name}: the node's log"
-            );
+            assert!(world.borrow().log.iter().any(told), "{name}: its log");
         }
         ends_as_before(&world, &scenario, name);
     }
@@ -129,14 +98,14 @@ fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
         auto(1).announced(),
         auto(1).of(Scheduler::Torque, true),
     ] {
-        let world = node(&scenario);
+        let world = scenario.node();
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");
         let (points, calls) = (well.points(), well.calls());
         assert!(points > 2 && calls > 2, "{points} {calls}");
         for at in 0..calls {
             for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
-                let world = node(&scenario);
+                let world = scenario.node();
                 let (code, state) = begun(&scenario, &world, trouble);
                 let name = format!("{trouble:?}");
                 assert_eq!(code, 0, "{name}: {:?}", world.borrow().log);
@@ -146,12 +115,9 @@ fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
             }
         }
         for at in 0..points {
-            let world = node(&scenario);
+            let world = scenario.node();
             let mut node = Sim::new(&world, Trouble::KillAt(at));
-            assert!(
-                living(|| drop(node.begin(&scenario))).is_none(),
-                "point {at}"
-            );
+            assert!(living(|| drop(node.begin(&scenario))).is_none(), "{at}");
             is_alone(&world, &scenario, &format!("killed at {at}"));
             ends_as_before(&world, &scenario, &format!("killed at {at}"));
         }
@@ -160,18 +126,14 @@ fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
 
 #[test]
 fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
-    let undelivered = |world: &Rc<RefCell<World>>| {
+    let undelivered = |world: &Node| {
         world.borrow_mut().undelivered = Some(format!("mpsd: {:?}", Evidence::GpuLost));
     };
     for (tasks, code) in [(1, 0), (2, 2)] {
         let scenario = auto(tasks);
-        let world = node(&scenario);
+        let world = scenario.node();
         undelivered(&world);
-        assert_eq!(
-            begun(&scenario, &world, Trouble::None).0,
-            code,
-            "{tasks} tasks"
-        );
+        assert_eq!(begun(&scenario, &world, Trouble::None).0, code, "{tasks}");
     }
 }
 
@@ -179,7 +141,7 @@ fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
 #[test]
 fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     let (first, again) = (auto(2), auto(1));
-    let world = node(&first);
+    let world = first.node();
     assert_eq!(begun(&first, &world, Trouble::None), (0, Some(Ready)));
     assert_eq!(begun(&again, &world, Trouble::None), (0, Some(Unneeded)));
     is_alone(&world, &again, "begun again");
@@ -187,7 +149,7 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     // If that cannot be taken down, it still holds the GPU, so the job does not run.
     let mut kept = 0;
     for at in 0..40 {
-        let world = node(&first);
+        let world = first.node();
         begun(&first, &world, Trouble::None);
         let (code, _) = begun(&again, &world, Trouble::UndeterminedAt(at));
         match code {
@@ -201,7 +163,7 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
 #[test]
 fn only_a_user_who_asked_is_told_by_the_prologue() {
     for (scenario, told) in [(auto(1), 1), (auto(1).by_site(), 0)] {
-        let world = node(&scenario);
+        let world = scenario.node();
         begun(&scenario, &world, Trouble::None);
         let complaints = world.borrow().complaints.clone();
         assert_eq!(complaints.len(), told, "{complaints:?}");
@@ -222,14 +184,13 @@ fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {
     ] {
         for (scenario, told) in [(auto(2), told), (auto(2).by_site(), (false, false))] {
             let scenario = scenario.config(config);
-            let world = node(&scenario);
+            let world = scenario.node();
             assert_eq!(
                 begun(&scenario, &world, Trouble::None).1,
                 Some(Ready),
                 "{config}"
             );
-            let text = world.borrow().text(&paths().job(&scenario.id()).record());
-            let record = Record::parse(&text.expect("a record")).expect("a record");
+            let record = world.borrow().record(&scenario.id()).expect("a record");
             assert_eq!((record.report, record.summary), told, "{config}");
         }
     }

@@ -101,21 +101,14 @@ fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
     // delivery.
     let place = Place::new(fast(1), "deadline_s = 3\n[drain]\nenabled = false\n");
     let control = place.node.control();
-    let words = ["nvidia-cuda-mps-control"];
+    let refuses = || {
+        let ran = place.torque_on_gpu_0("13.srv", "MPS=true");
+        says(&place, &ran, 2, &["nvidia-cuda-mps-control"]);
+    };
     chmod(&control, 0o777);
-    says(
-        &place,
-        &place.torque_on_gpu_0("13.srv", "MPS=true"),
-        2,
-        &words,
-    );
+    refuses();
     fs::remove_file(&control).expect("remove");
-    says(
-        &place,
-        &place.torque_on_gpu_0("13.srv", "MPS=true"),
-        2,
-        &words,
-    );
+    refuses();
 }
 
 /// All at once, because each waits for a scheduler to drain its node.
@@ -181,11 +174,7 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
             ran.prints_only("");
             times.push(ran.took);
         }
-        assert_eq!(
-            watched.events(),
-            0,
-            "{account:?} opened or changed something"
-        );
+        assert_eq!(watched.events(), 0, "{account:?} touched something");
         place.assert_as_before(account);
         let made = place.path("run/jobs").exists();
         assert!(!made, "{account:?} made a directory");

@@ -9,7 +9,7 @@ use tests::double::look;
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Full, Older, Shared, Small, alone};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish, openpbs_args};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -34,9 +34,7 @@ fn keeper(line: &str, path: &Path) -> Running {
 
 #[track_caller]
 fn assert_another_is_served(place: &Place, job: &str) {
-    place
-        .prologue(&openpbs_args(job, OTHER_USER, ACCOUNT), &[])
-        .ok();
+    place.openpbs(job, OTHER_USER, ACCOUNT).ok();
     place.end(job);
 }
 
@@ -174,10 +172,7 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
         eventually("the process waits", || hung.holds_somebody());
         waits.0.kill().expect("SIGKILL");
         std::thread::sleep(Duration::from_millis(300));
-        assert!(
-            !waits.has_ended(),
-            "SIGKILL ends it, and nothing is tried here"
-        );
+        assert!(!waits.has_ended(), "SIGKILL ends it: nothing is tried");
         place.end("68.srv");
         eventually("the process ends", || waits.has_ended());
         place.assert_as_before("a user's file system");

@@ -13,21 +13,19 @@ use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, Gpu, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kills};
+use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 /// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not
 /// kinds of them.
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
-        Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("own on a shared GPU", "MPS=own", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared", "MPS=true", 1).shared(),
+        Scenario::new("own on a shared GPU", "MPS=own", 1).shared(),
         Scenario::new("shared by Slurm's task", "MPS=true,MPS_VERIFY=true", 1)
             .detached()
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared on two GPUs", "MPS=true", 2)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+            .shared(),
+        Scenario::new("shared on two GPUs", "MPS=true", 2).shared(),
         Scenario::new("second job", "MPS=true,MPS_MEM=25%", 1).remembered(|_| {}),
         Scenario::new("other GPUs than before", "MPS=true,MPS_MEM=25%", 1)
             .announced()
@@ -36,12 +34,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new(
-            "verified by its tasks' record",
-            "MPS=true,MPS_VERIFY=true",
-            1,
-        )
-        .recorded(),
+        Scenario::new("verified by its record", "MPS=true,MPS_VERIFY=true", 1).recorded(),
         Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
         Scenario::new("announced", "MPS=true", 1).announced(),
         Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
@@ -69,19 +62,19 @@ pub(crate) fn before(scenario: &Scenario) -> World {
     world
 }
 
-pub(crate) fn shared(world: &World) -> Rc<RefCell<World>> {
+pub(crate) fn shared(world: &World) -> Node {
     Rc::new(RefCell::new(world.clone()))
 }
 
 #[track_caller]
-fn is_as_before(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+fn is_as_before(world: &Node, scenario: &Scenario, after: &str) {
     let before = before(scenario).picture();
     assert_eq!(world.borrow().picture(), before, "{after}");
 }
 
 /// An epilogue without trouble leaves the node as `before`, and says so. So does the next one.
 #[track_caller]
-pub(crate) fn restored(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+pub(crate) fn restored(world: &Node, scenario: &Scenario, after: &str) {
     for turn in ["first", "second"] {
         let found = Sim::well(world).end(scenario);
         assert!(found.is_clean(), "{after}, {turn} epilogue: {found:?}");
@@ -179,10 +172,8 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
         let last = node.points();
         let reports = world.borrow().reports.clone();
         assert_eq!(reports.len(), 1, "{}", scenario.name);
-        assert!(
-            reports[0].as_before && reports[0].ready_ms.is_some(),
-            "{reports:?}"
-        );
+        let is_whole = reports[0].as_before && reports[0].ready_ms.is_some();
+        assert!(is_whole, "{reports:?}");
         let mut without = 0;
         for at in 0..last {
             let world = shared(&left);
@@ -230,7 +221,7 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
 
 /// The world after a prologue and an epilogue, how the prologue ended, whether the job was there,
 /// whether its lock kept the epilogue out, and whether the prologue had started anything.
-type Meeting = (Rc<RefCell<World>>, Option<Result<(), String>>, [bool; 3]);
+type Meeting = (Node, Option<Result<(), String>>, [bool; 3]);
 
 /// A prologue that an epilogue meets at this point.
 fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
@@ -287,10 +278,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
         }
         let name = scenario.name;
         assert!(late <= 4, "{name}: {late} points after the last question");
-        assert!(
-            after <= 4,
-            "{name}: {after} points at which what has ended was started"
-        );
+        assert!(after <= 4, "{name}: {after} points started what had ended");
     }
     assert!(tried > 300, "only {tried} meetings");
     figures::tell("crash_points", tried);
@@ -314,20 +302,12 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
             let world = world.borrow();
             if world.has_job(&id) && world.users_directories(&id) < all {
                 seen = true;
-                assert_eq!(
-                    world.accounts(),
-                    before.accounts(),
-                    "{}, {at}",
-                    scenario.name
-                );
+                let accounts = (world.accounts(), before.accounts());
+                assert_eq!(accounts.0, accounts.1, "{}, {at}", scenario.name);
                 assert_eq!(world.inventory, before.inventory, "{}, {at}", scenario.name);
             }
         }
-        assert!(
-            seen,
-            "{}: no point after the first directory",
-            scenario.name
-        );
+        assert!(seen, "{}: no such point", scenario.name);
     }
 }
 
@@ -400,27 +380,16 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
         }
         Ok(()) if told_nothing(&world.borrow()) => return restored(&world, scenario, &name),
         // The prologue had returned, so the other process reports it.
-        Ok(()) => assert_eq!(
-            scenario.when,
-            ReturnWhen::Started,
-            "{name}: it says nothing"
-        ),
+        Ok(()) => assert_eq!(scenario.when, ReturnWhen::Started, "{name}"),
     }
-    assert!(
-        !world.borrow().complaints.is_empty(),
-        "{name}: nobody is told"
-    );
+    assert!(!world.borrow().complaints.is_empty(), "{name}: untold");
     assert_eq!(world.borrow().drains.len(), drains, "{name}: drains");
     assert_eq!(world.borrow().failed.len(), 1, "{name}: counted");
     world.borrow_mut().settle();
     let mut left = world.borrow().picture();
     let id = scenario.id();
     if scenario.record {
-        assert_eq!(
-            left.state(&id),
-            Some(RecordState::Failed),
-            "{name}: no record"
-        );
+        assert_eq!(left.state(&id), Some(RecordState::Failed), "{name}");
         left.files.remove(&paths().job(&id).record());
     }
     // The unreadable journal may be an earlier prologue's, so its directory stays.
@@ -428,11 +397,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
         left.files.remove(paths().job(&id).directory());
         left.files.remove(&paths().job(&id).lock());
     }
-    assert_eq!(
-        left,
-        before(scenario).picture(),
-        "{name}: left to the epilogue"
-    );
+    assert_eq!(left, before(scenario).picture(), "{name}: left");
     restored(&world, scenario, &name);
 }
 
@@ -472,19 +437,12 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
         let found = Sim::well(&world).end(&scenario);
         assert_eq!(found.is_clean(), clean, "{upto:?}: {found:?}");
         if !clean {
-            assert!(
-                found.faults.is_empty(),
-                "survivors prove nothing: {found:?}"
-            );
+            assert!(found.faults.is_empty(), "no proof: {found:?}");
             let survivors = found
                 .undetermined
                 .iter()
                 .filter(|u| u.why.contains("state S"));
-            assert_eq!(
-                survivors.count(),
-                3,
-                "mpsd, control daemon, server: {found:?}"
-            );
+            assert_eq!(survivors.count(), 3, "all three: {found:?}");
             assert!(world.borrow().has_job(&scenario.id()), "the journal stays");
             world.borrow_mut().processes.clear();
             restored(&world, &scenario, "the survivors ended at last");
@@ -501,10 +459,8 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     Sim::well(&world).begin(&scenario).expect("prologue");
     assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
     let log = world.borrow().log.clone();
-    assert!(
-        log.iter().any(|line| line.contains("process 77")),
-        "{log:?}"
-    );
+    let is_named = log.iter().any(|line| line.contains("process 77"));
+    assert!(is_named, "{log:?}");
 }
 
 /// Its server would get error 46 there, and the job no reason.
@@ -532,10 +488,8 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     let world = shared(&before(&scenario));
     world.borrow_mut().undivided = true;
     Sim::well(&world).begin(&scenario).expect("prologue");
-    assert_eq!(
-        world.borrow().state(&scenario.id()),
-        Some(RecordState::Ready)
-    );
+    let state = world.borrow().state(&scenario.id());
+    assert_eq!(state, Some(RecordState::Ready));
     restored(&world, &scenario, "an undivided start");
 }
 
@@ -644,10 +598,8 @@ fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let scenario = Scenario::new("begun again", "MPS=true", 1);
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let mut left = World::new(scenario.inventory.clone());
-    left.enter(
-        &gpu,
-        &Account::join(None, &scenario.id(), ComputeMode::Default),
-    );
+    let account = Account::join(None, &scenario.id(), ComputeMode::Default);
+    left.enter(&gpu, &account);
     let world = shared(&left);
     let cleanup = || Sim::well(&world);
     let stale = claim::stale(&mut cleanup()).expect("a look");

@@ -5,214 +5,130 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::frozen::Frozen;
-use tests::double::node::{Description, Faults, NvmlFaults};
+use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
 use tests::place::{Place, eventually, fast, kill, side_by_side};
-use tests::stage::{Ran, USER, openpbs_args};
+use tests::stage::{Ran, USER};
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
 const LATEST: Duration = Duration::from_secs(4 + 4);
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// The outcome of a start under a fault.
-#[derive(Clone, Copy)]
-enum Comes {
-    Ready,
-    Undetermined(&'static str),
-    Fault(&'static str),
-}
+/// The outcome of a start, the fault, and what `node.toml` says of it. `ready`: the job runs and
+/// ends. `undetermined`: any user may be the cause. `fault`: the node is drained. The last two are
+/// told with these words, by default "MPS did not start".
+const FAULTS: &str = r#"
+ready         | a slow start | faults = {start = "slow", slow_ms = 400}
+undetermined  | no socket | faults.start = "never"
+undetermined  | exits at once | faults.start = "exits"
+undetermined  | a socket that never answers | faults.start = "hangs"
+ready         | a slow server | faults = {server = "slow", slow_ms = 400}
+undetermined  | a server that is never ready | faults.server = "never-ready"
+undetermined  | a server that never becomes active | faults.server = "initializing"
+undetermined  | a server that exits | faults.server = "exits"
+# Only a client's fault causes it, and no client comes before the job. So nothing checks for it; a
+# job that wants proof has --mps-verify.
+ready         | a server in FAULT state | faults.server = "fault-state"
+undetermined  | limits accepted and never applied | faults.drop_limits = true
+ready         | quit refused | faults.refuse_quit = true
+ready         | quit refused, SIGTERM ignored | faults.refuse_quit = true
+    faults.ignore_sigterm = true
+    faults.server_survives_sigterm = true
+ready         | a server that outlives its control daemon | faults.server_survives_control = true
+    faults.server_survives_sigterm = true
+fault: NVML   | no driver | nvml.init_fails = true
+# In user space: nobody can tell whether it hangs or is starved.
+undetermined: NVML | NVML hangs as it is loaded | nvml.init_hangs = true
+# NVML_ERROR_MEMORY, NVML_ERROR_INSUFFICIENT_RESOURCES, NVML_ERROR_UNKNOWN.
+undetermined: NVML | NVML has no memory | nvml.init_answers = 20
+undetermined: NVML | NVML has no resources | nvml.init_answers = 23
+undetermined: NVML | NVML does not know | nvml.init_answers = 999
+undetermined: NVML | NVML hangs later | nvml.calls_hang = true
+ready         | a process that is gone is still listed | nvml.stale_pid = 3999999
+fault: GPU 0  | a lost GPU | gpu.fault = "lost"
+undetermined  | hangs on a limit | faults.hang_on = ["set_default_active_thread_percentage"]
+undetermined  | hangs on reading it | faults.hang_on = ["get_default_active_thread_percentage"]
+undetermined  | hangs on a memory limit | faults.hang_on = ["set_default_device_pinned_mem_limit"]
+undetermined  | hangs on reading it | faults.hang_on = ["get_default_device_pinned_mem_limit"]
+undetermined  | hangs on its server's start | faults.hang_on = ["start_server"]
+ready         | hangs on the server's state | faults.hang_on = ["get_server_status"]
+ready         | hangs on its end | faults.hang_on = ["quit"]
+ready         | hangs on its servers | faults.hang_on = ["get_server_list"]
+ready         | hangs on its clients | faults.hang_on = ["get_client_list"]
+ready         | hangs on a client's end | faults.hang_on = ["terminate_client"]
+undetermined  | no limit | faults.answer.get_default_active_thread_percentage = "100.0"
+undetermined  | an escape | faults.answer.get_default_active_thread_percentage = "\u001b[31m25.0"
+undetermined  | less memory | faults.answer.get_default_device_pinned_mem_limit = "3G"
+undetermined  | endless memory |
+    faults.answer.get_default_device_pinned_mem_limit = "99999999999999999999T"
+undetermined  | no privilege | faults.answer.start_server = "Not enough privilege"
+undetermined  | a title | faults.answer.start_server = "\u001b]0;x\u0007"
+undetermined  | half a limit | faults.truncate = ["get_default_active_thread_percentage"]
+undetermined  | half a memory limit | faults.truncate = ["get_default_device_pinned_mem_limit"]
+"#;
 
-use Comes::{Fault, Ready, Undetermined};
-
-/// The job's MPS did not start, and any user may be the cause.
-const NO_START: Comes = Undetermined("MPS did not start");
-
-struct Row {
-    name: String,
-    describe: Box<dyn FnOnce(&mut Description) + Send>,
-    comes: Comes,
-}
-
-fn control(name: &str, comes: Comes, set: impl FnOnce(&mut Faults) + Send + 'static) -> Row {
-    Row {
-        name: name.to_owned(),
-        describe: Box::new(|d| set(&mut d.faults)),
-        comes,
+/// Lays the values of `change` over those of `is`. A list of tables changes its first.
+fn lay_over(is: &mut toml::Value, change: toml::Value) {
+    match (is, change) {
+        (toml::Value::Table(is), toml::Value::Table(change)) => {
+            for (key, value) in change {
+                match is.get_mut(&key) {
+                    Some(was) => lay_over(was, value),
+                    None => drop(is.insert(key, value)),
+                }
+            }
+        }
+        (toml::Value::Array(is), change @ toml::Value::Table(_)) => lay_over(&mut is[0], change),
+        (is, change) => *is = change,
     }
 }
 
-fn nvml(name: &str, comes: Comes, set: impl FnOnce(&mut NvmlFaults) + Send + 'static) -> Row {
-    Row {
-        name: name.to_owned(),
-        describe: Box::new(|d| set(&mut d.nvml)),
-        comes,
-    }
-}
-
-fn openpbs(place: &Place, job: &str) -> Ran {
-    place.prologue(&openpbs_args(job, USER, ACCOUNT), &[])
+fn changed(node: &mut Description, change: &str) {
+    let mut all = toml::Value::try_from(&*node).expect("a description");
+    let change = toml::from_str(change).unwrap_or_else(|why| panic!("{change}: {why}"));
+    lay_over(&mut all, toml::Value::Table(change));
+    *node = all.try_into().expect("a description");
 }
 
 #[track_caller]
-fn check(row: Row) {
-    let name = row.name;
-    let place = Place::new(fast(1).describe(row.describe), CONFIG);
-    let ran = openpbs(&place, "50.srv");
+fn check(row: &str) {
+    let [outcome, name, change] = row.splitn(3, '|').map(str::trim).collect::<Vec<_>>()[..] else {
+        panic!("{row}")
+    };
+    let no_start = (outcome, "MPS did not start");
+    let (outcome, word) = outcome.split_once(": ").unwrap_or(no_start);
+    let node = fast(1).describe(|node| changed(node, &change.replace("; ", "\n")));
+    let place = Place::new(node, CONFIG);
+    let ran = place.openpbs("50.srv", USER, ACCOUNT);
+    println!("{name}: {}", ran.err.trim_end());
     assert!(ran.took < LATEST, "{name}: {ran:?}");
     assert!(!ran.err.contains('\x1b'), "{name}: {ran:?}");
     let drains = place.take_drains();
-    match row.comes {
-        Ready => {
-            assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
+    let code = if outcome == "ready" { 0 } else { 2 };
+    assert_eq!(ran.code, Some(code), "{name}: {ran:?}");
+    match outcome {
+        "ready" => {
             place.end("50.srv").within(LATEST);
         }
-        Undetermined(word) => {
-            assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
-            assert!(
-                ran.err.contains(word),
-                "{name}: '{word}' is missing in {ran:?}"
-            );
-            println!("{name}: {}", ran.err.trim_end());
+        "undetermined" => {
             assert_eq!(ran.err.lines().count(), 1, "{name}: {ran:?}");
             assert_eq!(drains, Vec::<String>::new(), "{name}");
         }
-        Fault(word) => {
-            assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
-            assert!(
-                ran.err.contains(word),
-                "{name}: '{word}' is missing in {ran:?}"
-            );
+        "fault" => {
             assert_eq!(drains.len(), 1, "{name}: {ran:?}");
             assert!(drains[0].contains(word), "{name}: {drains:?}");
         }
+        _ => panic!("{row}"),
     }
-    place.assert_as_before(&name);
-}
-
-fn rows() -> Vec<Row> {
-    let mut rows = vec![
-        control("a slow start", Ready, |f| {
-            f.start = "slow".into();
-            f.slow_ms = 400;
-        }),
-        control("no socket", NO_START, |f| f.start = "never".into()),
-        control("exits at once", NO_START, |f| f.start = "exits".into()),
-        control("a socket that never answers", NO_START, |f| {
-            f.start = "hangs".into()
-        }),
-        control("a slow server", Ready, |f| {
-            f.server = "slow".into();
-            f.slow_ms = 400;
-        }),
-        control("a server that is never ready", NO_START, |f| {
-            f.server = "never-ready".into();
-        }),
-        control("a server that never becomes active", NO_START, |f| {
-            f.server = "initializing".into();
-        }),
-        control("a server that exits", NO_START, |f| {
-            f.server = "exits".into()
-        }),
-        // Only a client's fault causes it, and no client comes before the job. So nothing checks
-        // for it; a job that wants proof has --mps-verify.
-        control("a server in FAULT state", Ready, |f| {
-            f.server = "fault-state".into()
-        }),
-        control("limits accepted and never applied", NO_START, |f| {
-            f.drop_limits = true
-        }),
-        control("quit refused", Ready, |f| f.refuse_quit = true),
-        control("quit refused and SIGTERM ignored", Ready, |f| {
-            f.refuse_quit = true;
-            f.ignore_sigterm = true;
-            f.server_survives_sigterm = true;
-        }),
-        control("a server that outlives its control daemon", Ready, |f| {
-            f.server_survives_control = true;
-            f.server_survives_sigterm = true;
-        }),
-        nvml("no driver", Fault("NVML"), |f| f.init_fails = true),
-        // In user space: nobody can tell whether it hangs or is starved.
-        nvml("NVML hangs as it is loaded", Undetermined("NVML"), |f| {
-            f.init_hangs = true
-        }),
-        // NVML_ERROR_MEMORY, NVML_ERROR_INSUFFICIENT_RESOURCES, NVML_ERROR_UNKNOWN.
-        nvml("NVML has no memory", Undetermined("NVML"), |f| {
-            f.init_answers = 20
-        }),
-        nvml("NVML has no resources", Undetermined("NVML"), |f| {
-            f.init_answers = 23
-        }),
-        nvml("NVML does not know", Undetermined("NVML"), |f| {
-            f.init_answers = 999
-        }),
-        nvml("NVML hangs later", Undetermined("NVML"), |f| {
-            f.calls_hang = true
-        }),
-        nvml("a process that is gone is still listed", Ready, |f| {
-            f.stale_pid = Some(3_999_999)
-        }),
-        Row {
-            name: "a lost GPU".to_owned(),
-            describe: Box::new(|d| d.gpu[0].fault = "lost".into()),
-            comes: Fault("GPU 0"),
-        },
-    ];
-    for command in [
-        "set_default_active_thread_percentage",
-        "get_default_active_thread_percentage",
-        "set_default_device_pinned_mem_limit",
-        "get_default_device_pinned_mem_limit",
-        "start_server",
-    ] {
-        let name = format!("hangs on {command}");
-        rows.push(control(&name, NO_START, move |f| {
-            f.hang_on = vec![command.into()];
-        }));
-    }
-    for command in [
-        "get_server_status",
-        "quit",
-        "get_server_list",
-        "get_client_list",
-        "terminate_client",
-    ] {
-        rows.push(control(&format!("hangs on {command}"), Ready, move |f| {
-            f.hang_on = vec![command.into()];
-        }));
-    }
-    for (command, answer) in [
-        ("get_default_active_thread_percentage", "100.0"),
-        ("get_default_active_thread_percentage", "\u{1b}[31m25.0"),
-        ("get_default_device_pinned_mem_limit", "3G"),
-        (
-            "get_default_device_pinned_mem_limit",
-            "99999999999999999999T",
-        ),
-        ("start_server", "Not enough privilege"),
-        ("start_server", "\u{1b}]0;x\u{7}"),
-    ] {
-        let name = format!("{command} is answered with {answer:?}");
-        rows.push(control(&name, NO_START, move |f| {
-            f.answer.insert(command.into(), answer.into());
-        }));
-    }
-    for command in [
-        "get_default_active_thread_percentage",
-        "get_default_device_pinned_mem_limit",
-    ] {
-        let name = format!("the answer to {command} is cut");
-        rows.push(control(&name, NO_START, move |f| {
-            f.truncate = vec![command.into()];
-        }));
-    }
-    rows
+    assert!(code == 0 || ran.err.contains(word), "{name}: {ran:?}");
+    place.assert_as_before(name);
 }
 
 #[test]
 fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
-    let rows = rows();
+    let faults = FAULTS.replace("\n    ", "; ");
+    let rows: Vec<&str> = faults.lines().filter(|line| line.contains('|')).collect();
     let count = rows.len() as u64;
     side_by_side(rows, 4, check);
     figures::tell("faults", count);
@@ -236,7 +152,7 @@ fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_i
 fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
     let (place, end) = without_nvml_at_the_end(|f| f.init_fails = true);
     // The scheduler did not take the drain. Until it does, this node starts no MPS job.
-    let refused = openpbs(&place, "53.srv").exits(2);
+    let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
     refused.complains("waits for its scheduler");
     let drains = place.take_drains();
     assert_eq!(drains.len(), 1, "{end:?}: {drains:?}");

@@ -3,7 +3,7 @@
 use std::fs;
 
 use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, openpbs_args, script, uid_of};
+use tests::stage::{Ran, USER, script, slurm_env, uid_of};
 
 const COMMANDS: [&str; 9] = [
     "scontrol", "squeue", "sinfo", "scancel", "sacct", "qstat", "pbsnodes", "qalter", "qmgr",
@@ -36,16 +36,7 @@ fn calls(place: &Place) -> String {
 fn prolog(place: &Place, job: &str, request: &str) -> Ran {
     let args = ["--scheduler", "slurm", "--gpus", "0", "--request", request];
     let uid = uid_of(USER).to_string();
-    place.prologue(&args, &slurm(job, &uid, "prolog_slurmd"))
-}
-
-fn slurm<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str, &'a str); 4] {
-    [
-        ("SLURM_JOB_ID", job),
-        ("SLURM_JOB_UID", uid),
-        ("SLURMD_NODENAME", "gpu001"),
-        ("SLURM_SCRIPT_CONTEXT", context),
-    ]
+    place.prologue(&args, &slurm_env(job, &uid, "prolog_slurmd"))
 }
 
 #[test]
@@ -59,9 +50,7 @@ fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
         place.begin("490.srv", request, "0");
         place.assert_ends_clean("490.srv", request);
 
-        place
-            .prologue(&openpbs_args("491.srv", USER, request), &[])
-            .ok();
+        place.openpbs("491.srv", USER, request).ok();
         let end = ["--scheduler", "openpbs", "491.srv", USER, "nogroup"];
         place.epilogue(&end, &[]).ok();
         // Without place=exclhost only the server knows whether a job has its node alone.
@@ -78,7 +67,7 @@ fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
         let _ = fs::remove_file(place.path("calls"));
 
         prolog(&place, "492", of_slurm).ok();
-        let epilog = slurm("492", &uid, "epilog_slurmd");
+        let epilog = slurm_env("492", &uid, "epilog_slurmd");
         place.epilogue(&["--strict"], &epilog).ok();
         assert_eq!(calls(&place), "", "{request}");
     }

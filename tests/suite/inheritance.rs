@@ -9,7 +9,8 @@ use mpsd::job::spec::Spec;
 use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast, status_of};
 use tests::stage::{
-    THREE, USER, epilogue_args, finish, openpbs_args, prologue_args, script, uid_of,
+    THREE, USER, finish, openpbs_args, prologue_args, prologue_on_gpu_0, script,
+    strict_epilogue_args, uid_of,
 };
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -145,7 +146,7 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
         ("SLURM_JOB_UID", "0"),
         ("SECRET_OF_ROOT", "yes"),
     ];
-    let args = [&["--gpus", "0"], &prologue_args("87.srv", ACCOUNT)[..]].concat();
+    let args = prologue_on_gpu_0("87.srv", ACCOUNT);
     place.prologue(&args, &tricks).ok();
     let allowed: BTreeSet<&str> = [
         "PATH",
@@ -200,10 +201,7 @@ fn a_limit_of_a_files_size_ends_no_program_of_roots() {
         run("mps-prologue", &openpbs_args(job, USER, ACCOUNT));
     }
     for job in jobs {
-        run(
-            "mps-epilogue",
-            &[&["--strict"], &epilogue_args(job)[..]].concat(),
-        );
+        run("mps-epilogue", &strict_epilogue_args(job));
     }
     place.assert_as_before("a limit of a file's size");
 }

@@ -74,11 +74,7 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
     // A worker that was not yet tied to its guard notices the guard's death when it continues.
     kill(pid, Signal::SIGCONT);
     let code = program.wait();
-    assert_eq!(
-        code,
-        if whole { None } else { Some(2) },
-        "what a scheduler sees"
-    );
+    assert_eq!(code, (!whole).then_some(2), "what a scheduler sees");
     eventually("the worker ends with its guard", || !look::alive(pid));
     let state = begun(place, job).map_or(0, |b| b.0);
     if later {

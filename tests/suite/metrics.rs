@@ -14,7 +14,7 @@ use tests::double::node::Counts;
 use tests::fuse::Hung;
 use tests::place::{Place, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, openpbs_args};
+use tests::stage::{Ran, USER};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -67,10 +67,7 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
     let empty = page(&place);
     is(&empty, "mpsd_jobs{state=\"ready\"}", 0.0);
     is(&empty, "mpsd_jobs_begun_total", 0.0);
-    assert!(
-        !empty.contains_key("mpsd_nvml_up"),
-        "NVML is not asked: {empty:?}"
-    );
+    assert!(!empty.contains_key("mpsd_nvml_up"), "NVML: {empty:?}");
 
     place.begin("7.srv", "MPS=true", "0,1");
     let first_gpu = [("CUDA_VISIBLE_DEVICES", "0")];
@@ -107,8 +104,7 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
     place
         .node
         .change(|node| node.faults.start = "exits".to_owned());
-    let args = openpbs_args("9.srv", USER, "MPS=true");
-    place.prologue(&args, &[]).exits(2);
+    place.openpbs("9.srv", USER, "MPS=true").exits(2);
     place.node.change(|node| node.faults.start = String::new());
     place.strict_end("9.srv");
 
@@ -255,31 +251,27 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
 #[test]
 fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up() {
     alone(|| {
-        let place = Place::new(fast(1), "");
+        let place = Place::new(fast(2), "");
         // For its mount namespace, which belongs to this thread.
         let _hidden = Small::over(&place.path("run"), 256, 0o755);
         place.begin("13.srv", "MPS=true", "0");
+        place.begin("19.srv", "MPS=true", "1");
         let of_root = |at: &Path, _| Hung::over_changes(at, 0);
         let Some((_, hung)) = place.hung("state/reports", of_root) else {
             return;
         };
         let ran = metrics(&place, &[]).exits(2);
-        assert!(
-            hung.holds_somebody(),
-            "no request reached that disk: {ran:?}"
-        );
+        assert!(hung.holds_somebody(), "nobody asked that disk: {ran:?}");
         ran.within(SOON).complains("the counters");
-        is(&samples(&ran.out), "mpsd_jobs{state=\"ready\"}", 1.0);
+        is(&samples(&ran.out), "mpsd_jobs{state=\"ready\"}", 2.0);
         let refused = place.torque("15.srv", "MPS=true,MPS_THREADS=300", "0");
         refused.exits(1).within(SOON);
+        place.end("19.srv").within(SOON);
         drop(hung);
 
         let hung = Hung::over(&place.job("13.srv").join("pipe"), 0).expect("FUSE");
         is(&page(&place), "mpsd_jobs{state=\"ready\"}", 1.0);
-        assert!(
-            !hung.holds_somebody(),
-            "root looked into a user's directory"
-        );
+        assert!(!hung.holds_somebody(), "root looked into it");
         drop(hung);
         place.assert_ends_clean("13.srv", "a job whose directory did not answer");
     });

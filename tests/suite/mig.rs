@@ -5,7 +5,7 @@ use std::fs;
 
 use tests::double::mig;
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, uid_of};
+use tests::stage::{OTHER_USER, Ran, USER, slurm_env, uid_of};
 
 const JOB: &str = "4711";
 
@@ -21,26 +21,15 @@ fn place() -> Place {
 /// (docs/facts/slurm.md#gpus-of-a-job).
 fn prolog(place: &Place, job: &str, user: &str, request: &str, names: &str) -> Ran {
     let uid = uid_of(user).to_string();
-    let env = [
-        ("SLURM_JOB_ID", job),
-        ("SLURM_JOB_UID", uid.as_str()),
-        ("SLURMD_NODENAME", "gpu001"),
-        ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
-        ("SLURM_JOB_GPUS", "4,5"),
-        ("CUDA_VISIBLE_DEVICES", names),
-    ];
+    let gpus = [("SLURM_JOB_GPUS", "4,5"), ("CUDA_VISIBLE_DEVICES", names)];
+    let env = [&slurm_env(job, &uid, "prolog_slurmd")[..], &gpus].concat();
     place.prologue(&["--request", request], &env)
 }
 
 #[track_caller]
 fn epilog(place: &Place, job: &str, user: &str) {
     let uid = uid_of(user).to_string();
-    let env = [
-        ("SLURM_JOB_ID", job),
-        ("SLURM_JOB_UID", uid.as_str()),
-        ("SLURMD_NODENAME", "gpu001"),
-        ("SLURM_SCRIPT_CONTEXT", "epilog_slurmd"),
-    ];
+    let env = slurm_env(job, &uid, "epilog_slurmd");
     place.epilogue(&["--strict"], &env).ok();
     place.assert_not_drained("a job on MIG devices");
 }
@@ -117,11 +106,7 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     assert_eq!(servers, (1, 1), "{contexts:?}");
     assert_eq!(place.node.modes(), ["default"; 3]);
     epilog(&place, JOB, USER);
-    assert_eq!(
-        place.picture(),
-        beside,
-        "the neighbour's devices are as they were"
-    );
+    assert_eq!(place.picture(), beside, "the neighbour's devices");
     epilog(&place, "4700", OTHER_USER);
     place.assert_as_before("two jobs on one GPU's MIG devices");
 }

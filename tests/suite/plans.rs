@@ -13,8 +13,7 @@ fn scenarios() -> Vec<Scenario> {
     };
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
-        Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1).shared(),
         Scenario::new(
             "shared_by_parts",
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
@@ -32,22 +31,18 @@ fn scenarios() -> Vec<Scenario> {
             1,
         )
         .devices(|d| d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }))),
-        Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2).shared(),
         Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
             d.exclusive = Exclusive::Shared(None);
             d.tasks_on_node = Some(1);
         }),
         Scenario::new("shared_default_part_unknown", "MPS=true", 1)
             .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\"")
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+            .shared(),
         Scenario::new("shared_by_the_site", "MPS=true", 1).config("shared_gpus = true"),
-        Scenario::new("shared_own", "MPS=own,MPS_THREADS=25", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
+        Scenario::new("shared_own", "MPS=own,MPS_THREADS=25", 1).shared(),
+        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2).shared(),
+        Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1).shared(),
         Scenario::new("step", "MPS=true", 1).step(),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
@@ -57,30 +52,26 @@ fn scenarios() -> Vec<Scenario> {
             2,
         ),
         Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
-        Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
-            .devices(|d| d.tasks_on_node = Some(8)),
+        Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2).tasks(8),
         // Of six tasks on two GPUs, four may meet on one. With a GPU for each task it is three.
         Scenario::new(
             "auto_six_tasks",
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
             2,
         )
-        .devices(|d| d.tasks_on_node = Some(6)),
+        .tasks(6),
         Scenario::new(
             "auto_six_bound_tasks",
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto,MPS_BIND=block",
             2,
         )
-        .devices(|d| d.tasks_on_node = Some(6)),
+        .tasks(6),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
         Scenario::new("default_auto_tasks_unknown", "MPS=true", 1)
             .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\""),
-        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2)
-            .devices(|d| d.tasks_on_node = Some(8)),
-        Scenario::new("mode_auto_shared", "MPS=auto", 1)
-            .devices(|d| d.exclusive = Exclusive::Shared(None)),
-        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1)
-            .devices(|d| d.tasks_on_node = Some(49)),
+        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).tasks(8),
+        Scenario::new("mode_auto_shared", "MPS=auto", 1).shared(),
+        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).tasks(49),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
         Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
         Scenario::new("bound", "MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal", 2),
@@ -100,10 +91,10 @@ fn scenarios() -> Vec<Scenario> {
         .divided(2, &[(0, 1), (1, 1)]),
         Scenario::new("mig_auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
             .divided(1, &[(0, 0), (0, 2)])
-            .devices(|d| d.tasks_on_node = Some(16)),
+            .tasks(16),
         Scenario::new("mig_too_many_tasks", "MPS=true", 1)
             .divided(1, &[(0, 0)])
-            .devices(|d| d.tasks_on_node = Some(7)),
+            .tasks(7),
         Scenario::new("mig_beside_a_gpu", "MPS=true", 2)
             .divided(1, &[(0, 1)])
             .devices(|d| given(d, "1")),
@@ -158,20 +149,20 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("defaults_of_the_site", "MPS=true", 1)
             .config("[defaults]\nthreads = 50\nmem = \"8G\""),
         Scenario::new("more_memory_than_there_is", "MPS=true,MPS_MEM=200G", 1),
-        Scenario::new("too_many_tasks", "MPS=true", 1).devices(|d| d.tasks_on_node = Some(49)),
+        Scenario::new("too_many_tasks", "MPS=true", 1).tasks(49),
         Scenario::new("many_tasks_on_driver_590", "MPS=true", 1)
             .driver("590.44.01")
-            .devices(|d| d.tasks_on_node = Some(60)),
+            .tasks(60),
         Scenario::new("too_many_tasks_for_driver_590", "MPS=true", 1)
             .driver("590.44.01")
-            .devices(|d| d.tasks_on_node = Some(61)),
+            .tasks(61),
         Scenario::new("many_tasks_by_the_site", "MPS=true", 1)
             .config("max_clients = 64")
-            .devices(|d| d.tasks_on_node = Some(61)),
+            .tasks(61),
         Scenario::new("too_many_tasks_before_volta", "MPS=true", 1)
             .config("max_clients = 64")
             .gpus(|gpus| old(&mut gpus[0]))
-            .devices(|d| d.tasks_on_node = Some(17)),
+            .tasks(17),
     ]
 }
 
@@ -191,11 +182,7 @@ fn old(gpu: &mut mpsd_core::Gpu) {
 fn the_plan_of_every_scenario_is_as_reviewed() {
     let mut names = std::collections::BTreeSet::new();
     for scenario in scenarios() {
-        assert!(
-            names.insert(scenario.name),
-            "{} is there twice",
-            scenario.name
-        );
+        assert!(names.insert(scenario.name), "{} twice", scenario.name);
         let text = match scenario.plan() {
             Ok(plan) => plan.to_string(),
             Err(failure) => format!("{}: {failure}\n", failure.kind()),

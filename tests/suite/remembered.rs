@@ -6,52 +6,46 @@ use std::fs;
 use std::rc::Rc;
 
 use batch::{Exclusive, GpuName, GpuSource};
-use mpsd::job::node::Role;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
 use tests::place::{Place, fast};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Living, Sim, Trouble, World, paths};
+use tests::sim::{Node, Sim, Trouble, paths};
 
-fn world(scenario: &Scenario) -> Rc<RefCell<World>> {
-    Rc::new(RefCell::new(scenario.world()))
+const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
+
+fn record(world: &Node, scenario: &Scenario) -> Record {
+    world.borrow().record(&scenario.id()).expect("a record")
 }
 
-fn record(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Record {
-    let text = world.borrow().text(&paths().job(&scenario.id()).record());
-    Record::parse(&text.expect("a record")).expect("a record")
-}
-
+/// So are a site's settings for one product.
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);
-    let exclusive: Otherwise = |gpu| gpu.mode = ComputeMode::ExclusiveProcess;
-    let other: Otherwise = |gpu| gpu.memory_mib = Some(80_000);
-    let cases = [
-        ("as before", (|_| {}) as Otherwise),
-        ("other GPUs", other),
-        ("another mode, which other jobs set", exclusive),
-    ];
-    for (name, otherwise) in cases {
-        let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1).remembered(otherwise);
-        let world = world(&scenario);
+    let h100: Otherwise = |gpu| gpu.name = "NVIDIA H100".to_owned();
+    let [cgroup, control] = ["cgroup = \"none\"", "control = \"/opt/control\""]
+        .map(|key| &*format!("[[node]]\nproduct = \"NVIDIA H100\"\n{key}").leak());
+    for (name, config, otherwise) in [
+        ("as before", "", (|_| {}) as Otherwise),
+        ("other GPUs", "", |gpu| gpu.memory_mib = Some(80_000)),
+        ("a mode that other jobs set", "", |gpu| gpu.mode = EXCLUSIVE),
+        ("without a cgroup", cgroup, h100),
+        ("another daemon", control, h100),
+    ] {
+        let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
+        let scenario = scenario.config(config).remembered(otherwise);
+        let world = scenario.node();
         Sim::well(&world).begin(&scenario).expect(name);
         let limits = record(&world, &scenario).daemons[0].memory.clone();
         assert_eq!(limits[0].1, 143_771 / 4, "{name}");
-        let ledger = world.borrow().text(&paths().run().join("ledger"));
+        let up = world.borrow().clone();
+        let ledger = up.text(&paths().run().join("ledger"));
         assert!(!ledger.expect("a ledger").contains("80000"), "{name}");
-        let own = |p: &&Living| p.role == Role::Supervisor;
-        assert_eq!(
-            world.borrow().processes.values().filter(own).count(),
-            1,
-            "{name}"
-        );
+        assert_eq!((up.processes.len(), up.cgroups.len()), (3, 1), "{name}");
+        assert_eq!(up.inventory.gpus[0].mode, EXCLUSIVE, "{name}");
         Sim::well(&world).end(&scenario);
-        assert_eq!(
-            world.borrow().picture(),
-            scenario.world().picture(),
-            "{name}"
-        );
+        let before = scenario.world().picture();
+        assert_eq!(world.borrow().picture(), before, "{name}");
     }
 }
 
@@ -61,7 +55,7 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
 fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
     let scenario = Scenario::new("announced", "MPS=true", 1).announced();
-    let world = world(&scenario);
+    let world = scenario.node();
     world.borrow_mut().starter = Some(STARTER);
     Sim::well(&world).begin(&scenario).expect("it begins");
     assert_eq!(world.borrow().starter, Some(STARTER));
@@ -84,50 +78,11 @@ fn a_later_start_has_nvml_look_at_its_own_gpu_alone() {
     fs::remove_file(place.path("run/ledger")).expect("a ledger");
     let first = begin(&place, "2.srv");
     assert!(first >= 4 * LOOK && later >= LOOK, "{first}, {later}");
-    assert!(
-        later + 2 * LOOK < first,
-        "{first} ms, and {later} when all were known"
-    );
+    assert!(later + 2 * LOOK < first, "{first}, {later} ms");
     // Another GPU stands in the place of one of them.
     place.node.change(|node| node.gpu.swap(0, 1));
-    assert!(
-        begin(&place, "3.srv") >= 4 * LOOK,
-        "what was known did not hold"
-    );
+    assert!(begin(&place, "3.srv") >= 4 * LOOK, "what was known held");
     place.assert_as_before("all ends");
-}
-
-/// A site's sections by product: what an earlier start knew had others in force.
-#[test]
-fn settings_are_those_of_the_gpus_that_are_there_now() {
-    for config in [
-        "[[node]]\nproduct = \"NVIDIA H100\"\ncgroup = \"none\"",
-        "[[node]]\nproduct = \"NVIDIA H100\"\ncontrol = \"/opt/control\"",
-    ] {
-        let scenario = Scenario::new("second", "MPS=true", 1).config(config);
-        let scenario = scenario.remembered(|gpu| gpu.name = "NVIDIA H100".to_owned());
-        let world = world(&scenario);
-        Sim::well(&world).begin(&scenario).expect(config);
-        {
-            let world = world.borrow();
-            assert_eq!(
-                (world.processes.len(), world.cgroups.len()),
-                (3, 1),
-                "{config}"
-            );
-            assert_eq!(
-                world.inventory.gpus[0].mode,
-                ComputeMode::ExclusiveProcess,
-                "{config}"
-            );
-        }
-        Sim::well(&world).end(&scenario);
-        assert_eq!(
-            world.borrow().picture(),
-            scenario.world().picture(),
-            "{config}"
-        );
-    }
 }
 
 /// It joins one MPS, and must begin the other.
@@ -142,7 +97,7 @@ fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
         Scenario { number, ..shared }
     };
     let (first, second) = (job(1, 1), job(2, 2));
-    let world = world(&first);
+    let world = first.node();
     Sim::well(&world).begin(&first).expect("the first");
     let other = job(2, 2).remembered(|gpu| {
         gpu.memory_mib = [gpu.memory_mib, Some(80_000)][gpu.index as usize];
@@ -162,22 +117,18 @@ fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
         ("MPS=auto", RecordState::Unneeded),
     ] {
         let scenario = Scenario::new("second", account, 1)
-            .devices(|devices| devices.tasks_on_node = Some(20))
+            .tasks(20)
             .gpus(|gpus| (gpus[0].capability, gpus[0].memory_mib) = ((6, 1), Some(16_000)))
             .recorded()
             .remembered(|gpu| (gpu.capability, gpu.memory_mib) = ((9, 0), Some(80_000)));
-        let world = world(&scenario);
-        let job = scenario.job().expect("a job");
-        let code = mpsd::job::begin(&mut Sim::well(&world), &job, &scenario, scenario.when).code;
+        let world = scenario.node();
+        let code = Sim::well(&world).begun(&scenario).code;
         assert_eq!(code, u8::from(state == RecordState::Refused), "{account}");
         assert_eq!(record(&world, &scenario).state, state, "{account}");
         let world = world.borrow();
-        assert!(
-            world.processes.is_empty() && world.cgroups.is_empty(),
-            "{account}"
-        );
+        let none = world.processes.is_empty() && world.cgroups.is_empty();
+        assert!(none && world.drains.is_empty(), "{account}");
         assert!(world.accounts().values().all(Option::is_none), "{account}");
-        assert!(world.drains.is_empty(), "{account}");
     }
 }
 
@@ -186,11 +137,11 @@ fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
 fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
     let job = |number| {
         let all = Scenario::new("shared", "MPS=true", 1).config("[ceilings]\nmem = \"25%\"");
-        let shared = all.devices(|devices| devices.exclusive = Exclusive::Shared(None));
+        let shared = all.shared();
         Scenario { number, ..shared }
     };
     let (first, second) = (job(1), job(2));
-    let up = world(&first);
+    let up = first.node();
     Sim::well(&up).begin(&first).expect("the first");
     let mut began = 0;
     for at in 0.. {
@@ -216,7 +167,7 @@ fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
 }
 
 /// As NVML tells a step that has the second of two GPUs.
-fn own_gpu_alone(world: &Rc<RefCell<World>>) {
+fn own_gpu_alone(world: &Node) {
     let gpus = &mut world.borrow_mut().inventory.gpus;
     gpus.remove(0);
     gpus[0].index = 0;
@@ -237,7 +188,7 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
     };
     let (step, job) = (on_the_second("step", 1).step(), on_the_second("job", 2));
     for known in [false, true] {
-        let world = world(&job);
+        let world = job.node();
         if known {
             let ledger = job.clone().remembered(|_| {}).ledger();
             world
@@ -252,7 +203,7 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
         assert_eq!(record(&world, &job).gpus[0].index, 1, "{known}");
     }
     // The step is to join the MPS of the job, which ends before.
-    let up = world(&job.clone().remembered(|_| {}));
+    let up = job.clone().remembered(|_| {}).node();
     Sim::well(&up).begin(&job).expect("the job");
     for at in 0.. {
         let world = Rc::new(RefCell::new(up.borrow().clone()));
@@ -281,7 +232,7 @@ fn a_step_counts_its_gpus_as_nvml_tells_them_to_it() {
     let second = step.inventory.gpus[1].uuid.to_string();
     let step =
         step.devices(|devices| devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]));
-    let world = world(&step);
+    let world = step.node();
     own_gpu_alone(&world);
     Sim::well(&world).begin(&step).expect("the step");
     assert_eq!(record(&world, &step).gpus[0].index, 0, "its tasks count so");
@@ -292,7 +243,7 @@ fn no_daemon_starts_for_a_job_that_ends_while_its_gpus_are_claimed() {
     let scenario = Scenario::new("first", "MPS=true", 1);
     let (mut at, mut claimed) = (0, 0);
     loop {
-        let world = world(&scenario);
+        let world = scenario.node();
         let ends = scenario.clone();
         let (is_claimed, is_up) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
         let seen = (Rc::clone(&is_claimed), Rc::clone(&is_up));

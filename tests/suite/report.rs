@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::double::node::{Counts, Node};
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast, kill};
+use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
@@ -281,15 +281,6 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     drop(client);
     place.assert_ends_clean("403.srv", "a killed mpsd");
     assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
-}
-
-/// Whether the kernel tells how another process's child ended (Linux 6.15).
-fn kernel_tells_of_ends() -> bool {
-    let kernel = nix::sys::utsname::uname().expect("uname");
-    let release = kernel.release().to_string_lossy().into_owned();
-    let words = release.split(['.', '-']);
-    let mut numbers = words.map_while(|word| word.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(15))
 }
 
 /// `mpsd` sees it itself if the kernel tells, and Slurm's plugin notes it.
@@ -586,28 +577,6 @@ fn a_report_that_cannot_be_written_does_not_fail_an_end() {
 }
 
 #[test]
-fn a_disk_that_does_not_answer_does_not_hold_an_end_up() {
-    alone(|| {
-        let place = Place::new(fast(1), "");
-        // For its mount namespace, which belongs to this thread.
-        let _hidden = Small::over(&place.path("run"), 256, 0o755);
-        place.begin("431.srv", "MPS=true", "0");
-        let of_root = |at: &Path, _| Hung::over_changes(at, 0);
-        let Some((_, hung)) = place.hung("state/reports", of_root) else {
-            return;
-        };
-        let end = place.end("431.srv");
-        assert!(
-            hung.holds_somebody(),
-            "no request reached that disk: {end:?}"
-        );
-        end.within(SOON);
-        drop(hung);
-        place.assert_not_drained("a disk that does not answer");
-    });
-}
-
-#[test]
 fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     let place = with_job("", "450.srv", "MPS=true");
     let seen = place
@@ -663,10 +632,7 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
             "taken down in ",
             "by the job's own mpsd: 1 client, 1 at once",
         ] {
-            assert!(
-                told.iter().all(|line| line.contains(words)),
-                "{words}: {told:?}"
-            );
+            assert!(told.iter().all(|line| line.contains(words)), "{told:?}");
         }
         place.assert_as_before("a job with a paragraph");
     }

@@ -10,16 +10,12 @@ use tests::double::look::wait_until;
 use tests::figures;
 use tests::place::{Place, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, THREE, USER, epilogue_args, finish, openpbs_args};
+use tests::stage::{Ran, THREE, USER, finish, openpbs_args, strict_epilogue_args};
 
 const CONFIG: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// The kernel's words for a full file system.
 const FULL: &str = "No space left on device";
-
-fn start(place: &Place) -> Ran {
-    place.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[])
-}
 
 /// A start failed for lack of something: one line says so, nothing is drained, and nothing is left.
 #[track_caller]
@@ -43,7 +39,7 @@ fn until_it_starts(
     for free in 0..64 {
         leave(small, free);
         let after = format!("{free} free {what}");
-        let ran = start(place);
+        let ran = place.openpbs("70.srv", USER, ACCOUNT);
         small.free();
         if ran.code == Some(0) {
             place.assert_ends_clean("70.srv", &after);
@@ -63,10 +59,7 @@ fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault(
         let judge =
             |ran: &Ran, after: &str| gave_up(&place, ran, &[FULL, "MPS did not start"], after);
         let failed = until_it_starts(&place, &small, "pages", Small::leave, judge);
-        assert!(
-            failed >= 3,
-            "the file system was full at {failed} moments only"
-        );
+        assert!(failed >= 3, "full at {failed} moments only");
         figures::tell("faults", failed);
     });
 }
@@ -82,17 +75,14 @@ fn a_start_that_finds_no_room_tells_which_file_system_lacks_what() {
             ran.complains(format!("'{}'", run.display()));
         };
         let failed = until_it_starts(&place, &small, "inodes", Small::leave_files, judge);
-        assert!(
-            failed >= 8,
-            "there were too few inodes at {failed} moments only"
-        );
+        assert!(failed >= 8, "too few at {failed} moments only");
         figures::tell("faults", failed);
     });
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
         let small = Small::over(&place.path("run"), 256, 0o755);
         small.leave(0);
-        let ran = start(&place);
+        let ran = place.openpbs("70.srv", USER, ACCOUNT);
         small.free();
         gave_up(&place, &ran, &["of 1024 KiB free"], "no room");
     });
@@ -226,27 +216,17 @@ fn shared_with_little(
             }
             false
         };
-        assert!(
-            (0..64).step_by(step).any(&mut begin),
-            "{job} needs 64 {what}"
-        );
+        assert!((0..64).step_by(step).any(&mut begin), "{job}, {what}");
         is_served(job);
     }
     for job in SHARERS {
-        let ran = run(
-            0,
-            "mps-epilogue",
-            &[&["--strict"], &epilogue_args(job)[..]].concat(),
-        );
+        let ran = run(0, "mps-epilogue", &strict_epilogue_args(job));
         println!(
             "no {what} for the end of {job}: {:?} {}",
             ran.code,
             ran.err.trim_end()
         );
-        assert!(
-            ran.code == Some(0) || what == "processes",
-            "no {what}: {ran:?}"
-        );
+        assert!(ran.code == Some(0) || what == "processes", "{ran:?}");
         place.assert_not_drained(what);
         if job == SHARERS[0] {
             is_served(SHARERS[1]);
@@ -278,10 +258,7 @@ fn a_shared_mps_without_room_refuses_a_job_and_disturbs_no_other() {
                 small.free();
                 ran
             });
-            assert!(
-                failed >= 4,
-                "there were too few {what} at {failed} moments only"
-            );
+            assert!(failed >= 4, "too few {what} at {failed} moments");
             figures::tell("faults", failed);
         });
     }

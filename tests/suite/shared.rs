@@ -13,9 +13,7 @@ use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Gpu, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID, h200};
-use tests::sim::{Living, Sim, Trouble, World, Worlds, living, paths, silence_kills};
-
-type Node = Rc<RefCell<World>>;
+use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 #[derive(Debug, Clone, Copy)]
 enum Act {
@@ -36,7 +34,7 @@ const CASES: [([bool; 2], Act, Act); 4] = [
 fn jobs() -> [Scenario; 2] {
     [4711, 4712].map(|number| {
         let shared = Scenario::new("shared", "MPS=true,MPS_THREADS=25", 1);
-        let mut shared = shared.devices(|d| d.exclusive = Exclusive::Shared(None));
+        let mut shared = shared.shared();
         shared.number = number;
         shared
     })
@@ -73,10 +71,7 @@ fn assert_served(world: &Node, job: &Scenario, name: &str) {
     let runs = world.has_process(&mps, |process| process.role == Role::Control);
     assert!(runs, "{name}: job {id} has lost its MPS");
     let members = world.text(&paths().job(&mps).members()).unwrap_or_default();
-    assert!(
-        members.contains(id.as_str()),
-        "{name}: job {id} is not among {members}"
-    );
+    assert!(members.contains(id.as_str()), "{name}: {id} in {members}");
 }
 
 fn reconcile(world: &Node) {
@@ -351,7 +346,7 @@ fn a_job_that_joins_asks_no_nvml() {
 fn a_job_that_joins_reads_its_warnings() {
     let many = |number| {
         let [one, _] = jobs();
-        let many = one.devices(|d| d.tasks_on_node = Some(20));
+        let many = one.tasks(20);
         let many = many.gpus(|gpus| gpus[0].capability = (6, 1));
         Scenario { number, ..many }
     };

@@ -28,14 +28,8 @@ fn many_jobs_at_once_with_random_kills_leave_nothing() {
         (0, 0),
         "{figures:?}"
     );
-    assert!(
-        figures["ready"] >= 30,
-        "most jobs must have run: {figures:?}"
-    );
+    assert!(figures["ready"] >= 30, "most jobs must run: {figures:?}");
     let hurt = figures["killed"] >= 10 && figures["struck"] >= 3;
     assert!(hurt, "{figures:?}");
-    assert!(
-        figures["grown_kb"] < FLAT_KB,
-        "a long-lived mpsd grew: {figures:?}"
-    );
+    assert!(figures["grown_kb"] < FLAT_KB, "mpsd grew: {figures:?}");
 }

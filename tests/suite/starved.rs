@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tests::double::look::wait_until;
 use tests::place::{Place, Running, fast};
-use tests::stage::{THREE, USER, epilogue_args, prologue_args};
+use tests::stage::{THREE, USER, epilogue_args, prologue_on_gpu_0};
 
 /// The user of the flood; no program uses this number.
 const STRANGER: u32 = 54_399;
@@ -111,11 +111,7 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     }
     let place = Place::new(fast(1), &format!("deadline_s = {DEADLINE_S}\n"));
     let mut flood = Flood::begin(&place.path("gate"));
-    let args = [
-        &["--gpus", "0"],
-        &prologue_args("99.srv", "MPS=true,MPS_REPORT=off")[..],
-    ]
-    .concat();
+    let args = prologue_on_gpu_0("99.srv", "MPS=true,MPS_REPORT=off");
     let (said, took) = flood.program(&place, "mps-prologue", &args);
     println!("prologue amid {LOOPS} loops: {took:?}");
     // The user's own processes have no priority. If they were late, the scheduler tries again; that
@@ -137,10 +133,7 @@ fn a_bystanders_job_begins_and_ends_in_a_flood_of_another_users_processes() {
     };
     let running = of_stranger.filter(runs).count();
     // A few may wait for a page of memory, and their shell may be running.
-    assert!(
-        running > LOOPS * 9 / 10,
-        "{running} processes of the flood run"
-    );
+    assert!(running > LOOPS * 9 / 10, "{running} of the flood run");
     drop(flood);
     place.assert_as_before("a flood");
 }

@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::{self, wait_until};
 use tests::figures;
-use tests::place::{Place, Running, eventually, fast, kill};
-use tests::stage::{THREE, USER, finish, openpbs_args, prologue_args, uid_of};
+use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
+use tests::stage::{THREE, USER, finish, prologue_args, uid_of};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
@@ -109,7 +109,7 @@ fn a_hung_control_daemon_is_named_at_the_start_and_ended_at_the_end() {
         fast(1).fault(|f| f.start = "hangs".into()),
         "deadline_s = 3\n",
     );
-    let ran = hung.prologue(&openpbs_args("93.srv", USER, ACCOUNT), &[]);
+    let ran = hung.openpbs("93.srv", USER, ACCOUNT);
     let words = "the control daemon or its server hangs";
     ran.exits(2).complains(words);
     hung.assert_as_before("a control daemon that hung at the start");
@@ -191,11 +191,7 @@ fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
         assert_eq!(place.pids(name).len(), 1, "{name}");
     }
     place.served("97.srv", &[]);
-    ends_clean(
-        &place,
-        "97.srv",
-        "the end of the daemon that ran the prologue",
-    );
+    ends_clean(&place, "97.srv", "the end of the prologue's daemon");
 }
 
 /// A job under one policy, with a client that keeps its limit and one that does not.
@@ -268,10 +264,7 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     assert!(logged.log().contains("its limit is 1024 MiB"));
     assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
     for (watched, policy) in [(ignored, "ignore"), (logged, "log")] {
-        assert!(
-            look::alive(watched.over.pid()),
-            "{policy}: it is left alone"
-        );
+        assert!(look::alive(watched.over.pid()), "{policy}: left alone");
         watched.ends(policy);
     }
 
@@ -457,16 +450,12 @@ fn a_killed_rank_costs_the_next_program_nothing() {
         kill(rank.pid(), Signal::SIGKILL);
         drop(rank);
     }
-    if !log_of(&place, "96.srv").contains("was ended by") && !tells_of_deaths() {
+    if !log_of(&place, "96.srv").contains("was ended by") && !kernel_tells_of_ends() {
         println!("not tried here: this kernel tells of its own children only");
         return;
     }
     says(&place, "96.srv", &format!("server {server} ended by mpsd"));
-    assert_eq!(
-        place.served("96.srv", &[]).json()["sms"],
-        32,
-        "the same limits"
-    );
+    assert_eq!(place.served("96.srv", &[]).json()["sms"], 32, "limits");
     let log = log_of(&place, "96.srv");
     assert!(!log.contains(" died "), "{log}");
     ends_clean(&place, "96.srv", "killed ranks");
@@ -494,17 +483,6 @@ fn who_gets_the_error_of_a_killed_rank_is_not_blamed_for_it() {
     drop(busy);
     ends_clean(&place, "97.srv", "an error that was inherited");
     place.mpsctl(&["report", "97.srv"]).lacks("caused a fatal");
-}
-
-/// Linux 6.15.
-fn tells_of_deaths() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
-    let numbers: Vec<u32> = release
-        .split('.')
-        .take(2)
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    numbers >= vec![6, 15]
 }
 
 /// As after a module that sets CUDA_MPS_PIPE_DIRECTORY.

@@ -4,13 +4,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use batch::Exclusive;
 use mpsd::job::node::{Rung, Thread, Waiting};
 use mpsd::job::{FailedStart, Findings, evidence};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Sim, World, paths};
+use tests::sim::{Node, Sim, World, paths};
 
 const IN_DRIVER: &str =
     "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
@@ -23,7 +22,7 @@ fn thread(state: char, stack: &str) -> Vec<Thread> {
 }
 
 /// A node with a job whose processes survive everything, in these states.
-fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
+fn stuck(looks: Vec<Vec<Thread>>) -> (Node, Scenario) {
     let scenario = Scenario::new("stuck", "MPS=true", 1);
     let mut world = World::new(scenario.inventory.clone());
     world.stubborn = Some(Rung::Kill);
@@ -33,32 +32,38 @@ fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
     (world, scenario)
 }
 
-fn suspicions(world: &Rc<RefCell<World>>) -> Option<String> {
+fn suspicions(world: &Node) -> Option<String> {
     let ledger = world.borrow().text(&paths().run().join("ledger"))?;
     ledger.contains("\"suspect\"").then_some(ledger)
 }
 
-fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), FailedStart> {
+fn begin(world: &Node, scenario: &Scenario) -> Result<(), FailedStart> {
     Sim::well(world).begin(scenario)
 }
 
-fn end(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Findings {
+fn end(world: &Node, scenario: &Scenario) -> Findings {
     Sim::well(world).end(scenario)
 }
 
-fn later(world: &Rc<RefCell<World>>, scenario: &Scenario, seconds: u64) -> Vec<String> {
+fn later(world: &Node, scenario: &Scenario, seconds: u64) -> Vec<String> {
     world.borrow_mut().now += seconds;
     evidence::look_again(&mut Sim::well(world), &scenario.settings())
 }
 
-fn is_refused(world: &Rc<RefCell<World>>) -> bool {
+fn drains(world: &Node) -> Vec<String> {
+    world.borrow().drains.clone()
+}
+
+#[track_caller]
+fn is_undetermined(failed: &FailedStart) {
+    let kind = failed.failure.kind();
+    assert_eq!(kind, FailureKind::Undetermined, "{failed:?}");
+}
+
+fn is_refused(world: &Node) -> bool {
     let next = Scenario::new("next", "MPS=true", 1).step();
     let failed = begin(world, &next).expect_err("no job with MPS until the second look");
-    assert_eq!(
-        failed.failure.kind(),
-        FailureKind::Undetermined,
-        "{failed:?}"
-    );
+    is_undetermined(&failed);
     failed.failure.to_string().contains("hangs in the driver")
 }
 
@@ -68,10 +73,7 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     let began = std::time::Instant::now();
     let found = end(&world, &scenario);
     let took = began.elapsed().as_secs_f32();
-    assert!(
-        found.faults.is_empty(),
-        "one look is no evidence: {found:?}"
-    );
+    assert!(found.faults.is_empty(), "one look: {found:?}");
     for survivor in found
         .undetermined
         .iter()
@@ -83,29 +85,19 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     }
     let mut suspected = found.undetermined.clone();
     suspected.retain(|u| u.why.contains("looked at again"));
-    assert_eq!(
-        suspected.len(),
-        3,
-        "mpsd, control daemon, server: {found:?}"
-    );
-    assert_eq!(world.borrow().drains, Vec::<String>::new());
+    assert_eq!(suspected.len(), 3, "all three: {found:?}");
+    assert!(drains(&world).is_empty());
     assert!(is_refused(&world));
     let asks_the_timer = || world.borrow().files.contains_key(&paths().look_again());
     assert!(asks_the_timer());
-    assert_eq!(
-        later(&world, &scenario, 30),
-        Vec::<String>::new(),
-        "too early"
-    );
+    assert!(later(&world, &scenario, 30).is_empty(), "too early");
     assert!(is_refused(&world));
     later(&world, &scenario, 33);
-    let drains = world.borrow().drains.clone();
+    let drains = drains(&world);
     assert_eq!(drains.len(), 3, "{drains:?}");
     for (drain, role) in drains.iter().zip(["mpsd", "mps-control", "mps-server"]) {
-        assert!(
-            drain.starts_with(&format!("mpsd: job 4711: {role} ")),
-            "{drain}"
-        );
+        let begin = format!("mpsd: job 4711: {role} ");
+        assert!(drain.starts_with(&begin), "{drain}");
         assert!(drain.ends_with(": state D after 63 s"), "{drain}");
     }
     assert_eq!(world.borrow().drained, 1, "counted once, for one job");
@@ -120,7 +112,7 @@ fn another_end_does_not_put_the_second_look_off() {
     world.borrow_mut().now += 30;
     end(&world, &scenario);
     later(&world, &scenario, 33);
-    let drains = world.borrow().drains.clone();
+    let drains = drains(&world);
     let ends = |drain: &String| drain.ends_with(": state D after 63 s");
     assert!(!drains.is_empty() && drains.iter().all(ends), "{drains:?}");
 }
@@ -131,7 +123,7 @@ fn what_the_driver_has_let_go_of_is_forgotten_and_the_node_takes_jobs_again() {
     end(&world, &scenario);
     world.borrow_mut().processes.clear();
     later(&world, &scenario, 61);
-    assert_eq!(world.borrow().drains, Vec::<String>::new());
+    assert!(drains(&world).is_empty());
     assert!(end(&world, &scenario).is_clean());
     world.borrow_mut().stubborn = None;
     begin(&world, &Scenario::new("next", "MPS=true", 1).step()).expect("the node takes jobs again");
@@ -144,12 +136,7 @@ fn a_node_without_a_timer_looks_again_at_its_next_job() {
     world.borrow_mut().now += 61;
     world.borrow_mut().deaf = true;
     let _ = begin(&world, &Scenario::new("next", "MPS=true", 1).step());
-    assert_eq!(
-        world.borrow().drains.len(),
-        3,
-        "{:?}",
-        world.borrow().drains
-    );
+    assert_eq!(drains(&world).len(), 3, "{:?}", drains(&world));
 }
 
 #[test]
@@ -163,10 +150,7 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
         ("starved", vec![thread('R', "")]),
         ("stopped", vec![thread('T', "")]),
         ("asleep", vec![thread('S', IN_DRIVER)]),
-        (
-            "a file system that never answers",
-            vec![thread('D', LOOKUP)],
-        ),
+        ("a hung file system", vec![thread('D', LOOKUP)]),
         ("memory behind a file system", vec![thread('D', BELOW)]),
         ("a kernel that shows no stacks", vec![thread('D', "")]),
         ("in the driver now and then", once(4)),
@@ -174,13 +158,11 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
         let (world, scenario) = stuck(looks);
         for _ in 0..3 {
             let found = end(&world, &scenario);
-            assert!(
-                found.faults.is_empty() && !found.is_clean(),
-                "{what}: {found:?}"
-            );
+            let stays = found.faults.is_empty() && !found.is_clean();
+            assert!(stays, "{what}: {found:?}");
             later(&world, &scenario, 61);
         }
-        assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}");
+        assert!(drains(&world).is_empty(), "{what}");
         assert!(suspicions(&world).is_none(), "{what}");
     }
 }
@@ -200,7 +182,7 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
         world.borrow_mut().put(path, text);
         end(&world, &scenario);
         later(&world, &scenario, 61);
-        let drains = world.borrow().drains.clone();
+        let drains = drains(&world);
         assert_eq!(drains.len(), usize::from(is_started), "{drains:?}");
     }
 }
@@ -209,65 +191,31 @@ fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
 fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
     let stranger = UID + 9;
     for (what, uid, state, stack, count) in [
-        (
-            "a stranger whose user withholds memory",
-            stranger,
-            'D',
-            BELOW,
-            0,
-        ),
-        (
-            "the same, not yet woken by a signal",
-            stranger,
-            'S',
-            BELOW,
-            0,
-        ),
-        (
-            "the user's own, which may share the memory",
-            UID,
-            'D',
-            LOOKUP,
-            0,
-        ),
-        (
-            "a stranger that waits for its disk",
-            stranger,
-            'D',
-            LOOKUP,
-            3,
-        ),
+        ("a stranger: withheld memory", stranger, 'D', BELOW, 0),
+        ("the same, not yet woken", stranger, 'S', BELOW, 0),
+        ("the user's own: shared memory", UID, 'D', LOOKUP, 0),
+        ("a stranger: its own disk", stranger, 'D', LOOKUP, 3),
         ("another victim of the driver", UID, 'D', IN_DRIVER, 3),
-        (
-            "the user's own in a call of the driver",
-            UID,
-            'S',
-            IN_DRIVER,
-            3,
-        ),
+        ("the user's own in the driver", UID, 'S', IN_DRIVER, 3),
     ] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
         let threads = thread(state, stack);
         world.borrow_mut().waiting = Some(vec![Waiting { uid, threads }]);
         end(&world, &scenario);
         later(&world, &scenario, 61);
-        let drains = world.borrow().drains.clone();
+        let drains = drains(&world);
         assert_eq!(drains.len(), count, "{what}: {drains:?}");
     }
     let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
     world.borrow_mut().waiting = None;
     end(&world, &scenario);
     later(&world, &scenario, 61);
-    assert_eq!(
-        world.borrow().drains,
-        Vec::<String>::new(),
-        "processes that cannot be read in time"
-    );
+    assert!(drains(&world).is_empty(), "processes not read in time");
 }
 
 #[test]
 fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
-    for (what, look, drains) in [
+    for (what, look, count) in [
         ("in the driver", thread('D', IN_DRIVER), 1),
         ("starved", thread('R', ""), 0),
         ("stopped", thread('T', ""), 0),
@@ -278,15 +226,11 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
         (world.silent, world.looks) = (true, vec![look]);
         let world = Rc::new(RefCell::new(world));
         let failed = begin(&world, &scenario).expect_err("NVML is silent");
-        assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{what}");
-        assert_eq!(
-            world.borrow().drains,
-            Vec::<String>::new(),
-            "{what}: one look"
-        );
+        is_undetermined(&failed);
+        assert!(drains(&world).is_empty(), "{what}");
         later(&world, &scenario, 61);
-        let found = world.borrow().drains.clone();
-        assert_eq!(found.len(), drains, "{what}: {found:?}");
+        let found = drains(&world);
+        assert_eq!(found.len(), count, "{what}: {found:?}");
         let line = "NVML: no answer for 61 s, in the driver";
         assert!(found.iter().all(|drain| drain.contains(line)));
     }
@@ -306,11 +250,7 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     let (world, scenario) = stuck(Vec::new());
     let before = world.borrow().processes.clone();
     let failed = begin(&world, &scenario).expect_err("the earlier processes are there");
-    assert_eq!(
-        failed.failure.kind(),
-        FailureKind::Undetermined,
-        "{failed:?}"
-    );
+    is_undetermined(&failed);
     let world = world.borrow();
     assert_eq!(world.processes, before);
     let journal = world.journal(&scenario.id());
@@ -318,10 +258,10 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
 }
 
 /// Jobs that share an MPS that survives SIGKILL.
-fn sharing<const N: usize>(numbers: [u32; N]) -> (Rc<RefCell<World>>, [Scenario; N]) {
+fn sharing<const N: usize>(numbers: [u32; N]) -> (Node, [Scenario; N]) {
     let jobs = numbers.map(|number| Scenario {
         number,
-        ..Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared(None))
+        ..Scenario::new("shared", "MPS=true", 1).shared()
     });
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
@@ -342,12 +282,9 @@ fn an_mps_that_jobs_share_and_the_driver_holds_drains_once_for_all_of_them() {
     assert!(end(&world, &jobs[1]).is_clean());
     assert!(end(&world, &jobs[2]).is_clean());
     assert!(suspicions(&world).is_none());
-    assert!(
-        end(&world, &jobs[3]).faults.is_empty(),
-        "one look is no evidence"
-    );
+    assert!(end(&world, &jobs[3]).faults.is_empty(), "one look");
     later(&world, &jobs[3], 61);
-    let drains = world.borrow().drains.clone();
+    let drains = drains(&world);
     let mps = jobs[0].mps_id();
     let is_its = |found: &str| {
         found.starts_with("mpsd: jobs 4712, 4713, 4714: mpsd ")
@@ -373,6 +310,6 @@ fn a_job_that_ended_before_a_shared_mps_hung_for_good_is_not_named() {
     looks(thread('D', IN_DRIVER));
     end(&world, &jobs[2]);
     later(&world, &jobs[2], 61);
-    let drains = world.borrow().drains.clone();
+    let drains = drains(&world);
     assert!(drains[0].starts_with("mpsd: job 4713: mpsd "), "{drains:?}");
 }

@@ -1,51 +1,36 @@
 //! A job that its site's `auto` brought in did not ask: nothing of MPS keeps it from running, and
 //! nothing tells it.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use batch::{Exclusive, GpuName, GpuSource, Scheduler};
-use mpsd::job;
+use batch::{GpuName, GpuSource, Scheduler};
 use mpsd_core::ComputeMode;
 use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, h200};
-use tests::sim::{Sim, Trouble, World, paths};
+use tests::sim::{Node, Sim, Trouble};
 
 const RANKS: &str = "mpirun -n 4 ./prog";
 
 fn of_site(tasks: u32, gpus: u32) -> Scenario {
     Scenario::new("by_site", "MPS=auto", gpus)
-        .devices(|d| d.tasks_on_node = Some(tasks))
+        .tasks(tasks)
         .recorded()
         .by_site()
 }
 
 /// Its record after its begin with this trouble. The job runs, and reads nothing.
 #[track_caller]
-fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Rc<RefCell<World>>) {
-    let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
-    let job = scenario.job().expect("a job");
+fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Node) {
+    let world = scenario.node();
     let name = format!("{}, {trouble:?}", scenario.name);
-    let code = job::begin(
-        &mut Sim::new(&world, trouble),
-        &job,
-        scenario,
-        scenario.when,
-    )
-    .code;
+    let code = Sim::new(&world, trouble).begun(scenario).code;
     let seen = world.borrow();
-    assert_eq!(
-        (code, &seen.complaints[..]),
-        (0, &[][..]),
-        "{name}: {:?}",
-        seen.log
-    );
     assert!(
-        seen.reports.is_empty() && seen.requeued.is_empty(),
-        "{name}"
+        code == 0 && seen.complaints.is_empty(),
+        "{name}: {:?}",
+        seen
     );
-    let record = seen.text(&paths().job(&scenario.id()).record());
-    let record = record.map(|text| Record::parse(&text).expect("a record"));
+    let silent = seen.reports.is_empty() && seen.requeued.is_empty();
+    assert!(silent, "{name}");
+    let record = seen.record(&scenario.id());
     drop(seen);
     (record, world)
 }
@@ -58,7 +43,7 @@ fn whatever_fails_the_job_runs_and_reads_nothing() {
         of_site(2, 1).announced(),
         of_site(2, 1).of(Scheduler::Torque, true),
     ] {
-        let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
+        let world = scenario.node();
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");
         let mut left_out = 0;
@@ -133,23 +118,19 @@ fn a_job_that_could_notice_its_mps_has_none() {
         };
         assert_eq!(record.state, state, "{why}: {reason}");
         assert!(reason.contains(why), "{why}: {reason}");
-        assert!(
-            record.warnings.is_empty() && !record.exclusive,
-            "{record:?}"
-        );
+        let plain = record.warnings.is_empty() && !record.exclusive;
+        assert!(plain, "{record:?}");
         assert!(record.unasked.is_some(), "{why}");
         let modes = &world.borrow().inventory.gpus;
-        assert!(
-            modes.iter().all(|gpu| gpu.mode == ComputeMode::Default),
-            "{why}"
-        );
+        let kept = modes.iter().all(|gpu| gpu.mode == ComputeMode::Default);
+        assert!(kept, "{why}");
     }
 }
 
 /// A single task is left out later, if nothing else uses its GPU.
 #[test]
 fn its_record_says_whether_its_steps_tasks_must_meet() {
-    let shares = |scenario: Scenario| scenario.devices(|d| d.exclusive = Exclusive::Shared(None));
+    let shares = |scenario: Scenario| scenario.shared();
     let on = Scenario {
         account: "MPS=on",
         ..of_site(4, 1)
@@ -159,7 +140,7 @@ fn its_record_says_whether_its_steps_tasks_must_meet() {
         (on, false),
         (shares(of_site(4, 1)), false),
     ] {
-        let world = Rc::new(RefCell::new(World::new(scenario.inventory.clone())));
+        let world = scenario.node();
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");
         // Nobody would read of programs outside its MPS.

@@ -60,10 +60,7 @@ fn a_client_sees_no_error_and_no_pause_while_fifty_jobs_join_and_leave() {
     eventually("it notices a server that stands still", || {
         slow() > before + during
     });
-    assert!(
-        during < BY_CHANCE,
-        "{during} pauses of {OTHERS} joins and leaves"
-    );
+    assert!(during < BY_CHANCE, "{during} pauses in {OTHERS} joins");
     assert_eq!(place.pids(THREE[2]), [server], "another server");
     drop(client);
     place.assert_ends_clean(JOB, "fifty jobs that joined and left");

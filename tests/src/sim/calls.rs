@@ -1,6 +1,6 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
-use super::{Living, Sim, World, reference};
+use super::{Living, Node, Sim, World, reference};
 use batch::control::{Controller, NodeStatus};
 use batch::drain::Place;
 use batch::{Requeued, Scheduler, Site, UserRef};
@@ -15,7 +15,6 @@ use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -334,7 +333,7 @@ impl Scheduling for Sim {
 
 /// The orders that a start gives.
 struct SimController {
-    world: Rc<RefCell<World>>,
+    world: Node,
     is_slurm: bool,
 }
 

@@ -1,7 +1,7 @@
 //! The simulated node's files, in memory. Each change has its smallest steps, with a point after
 //! each.
 
-use super::{Sim, World};
+use super::{Node, Sim, World};
 use mpsd::job::journal::Journal;
 use mpsd::job::node::Role;
 use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
@@ -28,7 +28,7 @@ pub fn paths() -> Paths {
 /// A lock of the simulated node. A worker that took it twice would wait for itself.
 struct Lock {
     path: PathBuf,
-    world: Rc<RefCell<World>>,
+    world: Node,
     own: Rc<RefCell<BTreeSet<PathBuf>>>,
 }
 
@@ -266,7 +266,8 @@ impl Files for Sim {
     }
 
     fn lacking(&self, _: &Path) -> Option<String> {
-        None
+        let is_full = self.world.borrow().is_full;
+        is_full.then(|| "no room".to_owned())
     }
 
     fn keep(&mut self, outcome: JobOutcome<'_>) {

@@ -15,7 +15,7 @@ pub use files::paths;
 pub use world::{Living, World, Worlds, reference};
 
 use mpsd::job::node::NodeSettings;
-use mpsd::job::{self, FailedStart, Findings};
+use mpsd::job::{self, Begun, FailedStart, Findings};
 use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
@@ -27,8 +27,11 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// The node, as its workers hold it.
+pub type Node = Rc<RefCell<World>>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Killed;
+struct Killed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
@@ -42,7 +45,7 @@ pub enum Trouble {
 
 #[derive(Debug)]
 pub struct Sim {
-    pub world: Rc<RefCell<World>>,
+    pub world: Node,
     settings: NodeSettings,
     trouble: Trouble,
     points: usize,
@@ -61,7 +64,7 @@ pub struct Sim {
     other: Option<Other>,
 }
 
-type Work = dyn FnOnce(&Rc<RefCell<World>>);
+type Work = dyn FnOnce(&Node);
 
 struct Other(Box<Work>);
 
@@ -72,7 +75,7 @@ impl std::fmt::Debug for Other {
 }
 
 impl Sim {
-    pub fn new(world: &Rc<RefCell<World>>, trouble: Trouble) -> Self {
+    pub fn new(world: &Node, trouble: Trouble) -> Self {
         Self {
             world: Rc::clone(world),
             settings: settings(),
@@ -89,13 +92,16 @@ impl Sim {
         }
     }
 
-    pub fn well(world: &Rc<RefCell<World>>) -> Self {
+    pub fn well(world: &Node) -> Self {
         Self::new(world, Trouble::None)
+    }
+    pub fn begun(&mut self, scenario: &Scenario) -> Begun {
+        let job = scenario.job().expect("job");
+        job::begin(self, &job, scenario, scenario.when)
     }
 
     pub fn begin(&mut self, scenario: &Scenario) -> Result<(), FailedStart> {
-        let job = scenario.job().expect("job");
-        let begun = job::begin(self, &job, scenario, scenario.when);
+        let begun = self.begun(scenario);
         assert!(begun.failed.is_some() || begun.code == 0, "{begun:?}");
         begun.failed.map_or(Ok(()), Err)
     }
@@ -106,7 +112,7 @@ impl Sim {
     }
 
     /// At the point of [`Trouble::MeetsAt`] `other` does all its work.
-    pub fn meeting(mut self, other: impl FnOnce(&Rc<RefCell<World>>) + 'static) -> Self {
+    pub fn meeting(mut self, other: impl FnOnce(&Node) + 'static) -> Self {
         self.other = Some(Other(Box::new(other)));
         self
     }

@@ -1,7 +1,7 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan
 //! everything else.
 
-use super::{World, paths};
+use super::{Node, World, paths};
 use batch::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
@@ -13,6 +13,8 @@ use mpsd_core::{
     ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler,
 };
 use mpsd_sys::deadline::Deadline;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 const NODE: &str = "gpu001";
@@ -129,6 +131,19 @@ impl Scenario {
     pub fn remembered(mut self, otherwise: fn(&mut Gpu)) -> Self {
         self.remembered = Some(otherwise);
         self
+    }
+
+    /// The scheduler lets other jobs use its GPUs.
+    pub fn shared(self) -> Self {
+        self.devices(|d| d.exclusive = Exclusive::Shared(None))
+    }
+
+    pub fn tasks(self, on_node: u32) -> Self {
+        self.devices(|d| d.tasks_on_node = Some(on_node))
+    }
+
+    pub fn node(&self) -> Node {
+        Rc::new(RefCell::new(self.world()))
     }
 
     /// The node before the job.

@@ -56,6 +56,8 @@ pub struct World {
     pub remarks: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
+    /// The file system of its pipes.
+    pub is_full: bool,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
     pub probed: BTreeSet<JobId>,
@@ -108,10 +110,13 @@ impl World {
         let text = self.text(&paths().job(job).file(JOURNAL))?;
         Some(Journal::parse(&text).expect("a journal"))
     }
+    pub fn record(&self, job: &JobId) -> Option<Record> {
+        let text = self.text(&paths().job(job).record())?;
+        Some(Record::parse(&text).expect("a record"))
+    }
 
     pub fn state(&self, job: &JobId) -> Option<RecordState> {
-        let text = self.text(&paths().job(job).record())?;
-        Some(Record::parse(&text).expect("a record").state)
+        self.record(job).map(|record| record.state)
     }
 
     pub fn users_directories(&self, job: &JobId) -> usize {

@@ -195,10 +195,7 @@ pub fn unlimited(record: &Value) -> bool {
 /// A program that drops from root to [`USER`].
 pub fn drop_to_user() -> Vec<&'static str> {
     let setpriv = "/usr/bin/setpriv";
-    assert!(
-        Path::new(setpriv).exists(),
-        "setpriv of util-linux is missing"
-    );
+    assert!(Path::new(setpriv).exists(), "no setpriv of util-linux");
     let ids = ["--reuid", "54321", "--regid", "54321"];
     [&[setpriv], &ids[..], &["--clear-groups"]].concat()
 }
