@@ -13,12 +13,12 @@ use crate::command::{self, works, wrote};
 pub fn root() -> Result<PathBuf> {
     // Asks cargo at run time: several checkouts may share the target directory, and so this
     // program.
-    let own =
-        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let root = Path::new(&own)
-        .parent()
-        .context("the xtask crate has no parent directory")?;
-    Ok(root.to_owned())
+    let own = std::env::var_os("CARGO_MANIFEST_DIR");
+    let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let root = Path::new(&own).parent();
+    Ok(root
+        .context("the xtask crate has no parent directory")?
+        .to_owned())
 }
 
 /// A cargo command with nothing to read.
@@ -40,10 +40,8 @@ pub fn rustc(words: &[&str]) -> Command {
 
 /// A cargo command of another toolchain; `None`: rustup does not have it.
 pub fn by_toolchain(name: &str, words: &str) -> Option<Command> {
-    let there = works(&mut command::command(
-        "rustup",
-        &format!("which --toolchain {name} cargo"),
-    ));
+    let which = format!("which --toolchain {name} cargo");
+    let there = works(&mut command::command("rustup", &which));
     there.then(|| command::command("rustup", &format!("run {name} cargo {words}")))
 }
 
@@ -54,12 +52,8 @@ pub fn oldest_rust() -> Result<String> {
 }
 
 pub fn has_target(target: &str) -> bool {
-    let library = wrote(&mut rustc(&[
-        "--print",
-        "target-libdir",
-        "--target",
-        target,
-    ]));
+    let words = ["--print", "target-libdir", "--target", target];
+    let library = wrote(&mut rustc(&words));
     library.is_ok_and(|path| Path::new(path.trim()).is_dir())
 }
 

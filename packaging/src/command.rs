@@ -47,10 +47,8 @@ pub fn lines(
         if Instant::now() > deadline {
             kill_tree(child.id().cast_signed());
             child.wait()?;
-            bail!(
-                "'{program}' did not end within {} min",
-                limit.as_secs() / 60
-            );
+            let minutes = limit.as_secs() / 60;
+            bail!("'{program}' did not end within {minutes} min");
         }
     }
     Ok(child.wait()?)
@@ -129,15 +127,8 @@ fn parents() -> Vec<(i32, i32)> {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let with_parent = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        Some((
-            pid,
-            stat.rsplit_once(')')?
-                .1
-                .split_whitespace()
-                .nth(1)?
-                .parse()
-                .ok()?,
-        ))
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+        Some((pid, parent.parse().ok()?))
     };
     pids.filter_map(with_parent).collect()
 }

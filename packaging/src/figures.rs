@@ -73,20 +73,17 @@ pub fn are_young() -> Result<()> {
             if code.is_empty() {
                 continue;
             }
-            let changed = wrote(
-                command("git", "log -1 --format=%cs --")
-                    .args(code)
-                    .current_dir(&root),
-            )?;
+            let mut log = command("git", "log -1 --format=%cs --");
+            let changed = wrote(log.args(code).current_dir(&root))?;
+            let changed = changed.trim();
             ensure!(
-                !changed.trim().is_empty(),
+                !changed.is_empty(),
                 "nothing is known of {}",
                 code.join(", ")
             );
-            if changed.trim() > &*day {
+            if changed > &*day {
                 old.push(format!(
-                    "{page}: '{name}' is of {day}, its code of {}",
-                    changed.trim()
+                    "{page}: '{name}' is of {day}, its code of {changed}"
                 ));
             }
         }
@@ -100,10 +97,8 @@ pub fn are_young() -> Result<()> {
 fn code_of(name: &str) -> Option<&'static [&'static str]> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let ends = |end: &str| {
-        stem == end
-            || stem
-                .strip_suffix(end)
-                .is_some_and(|rest| rest.ends_with('-'))
+        let rest = stem.strip_suffix(end);
+        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('-'))
     };
     let longest = MEASURED.iter().filter(|(end, _)| ends(end));
     let longest = longest.max_by_key(|(end, _)| end.len());
@@ -115,12 +110,10 @@ fn code_of(name: &str) -> Option<&'static [&'static str]> {
 fn results(page: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for name in page.split('`').skip(1).step_by(2) {
-        let full = name
-            .strip_prefix("tests/")
-            .and_then(|name| name.split_once("/results/"));
-        if let Some((day, rest)) =
-            full.and_then(|(_, name)| name.split_at_checked("2026-11-27".len()))
-        {
+        let full = name.strip_prefix("tests/");
+        let full = full.and_then(|name| name.split_once("/results/"));
+        let dated = full.and_then(|(_, name)| name.split_at_checked("2026-11-27".len()));
+        if let Some((day, rest)) = dated {
             found.push((day.to_owned(), rest.trim_start_matches('-').to_owned()));
         } else if let (Some(rest), Some((day, _))) = (name.strip_prefix("…-"), found.last()) {
             found.push((day.clone(), rest.to_owned()));

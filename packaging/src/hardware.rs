@@ -90,9 +90,8 @@ pub fn run(options: &Options) -> Result<()> {
     pack(&package, options, false)?;
     let out = package.join("out");
     let mut command = Command::new(package.join("hardware"));
-    let status = command.args(&options.arguments).arg("--out").arg(&out);
-    let status = status.status();
-    let status = status.context("cannot start 'hardware'")?;
+    command.args(&options.arguments).arg("--out").arg(&out);
+    let status = command.status().context("cannot start 'hardware'")?;
     println!("result: {}", keep(&out)?.display());
     match status.success() {
         true => Ok(()),
@@ -117,9 +116,8 @@ fn keep(out: &Path) -> Result<PathBuf> {
 /// `2026-11-21-nvidia-h200.toml`
 fn file_name(date: &str, gpu: &str) -> String {
     let day = date.split('T').next().unwrap_or(date);
-    let words = gpu
-        .split_whitespace()
-        .take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
+    let words = gpu.split_whitespace();
+    let words = words.take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
     let words: Vec<String> = words.map(str::to_lowercase).collect();
     format!("{day}-{}.toml", words.join("-"))
 }
@@ -193,10 +191,8 @@ fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
     let files = files.filter_map(Value::as_str);
     let libraries = files.filter(|file| is_library && file.ends_with(".so"));
     let library = libraries.map(|file| {
-        (
-            file.rsplit('/').next().unwrap_or(file).to_owned(),
-            file.into(),
-        )
+        let name = file.rsplit('/').next().unwrap_or(file);
+        (name.to_owned(), file.into())
     });
     let name = message["target"]["name"].as_str().unwrap_or_default();
     let program = message["executable"].as_str();
@@ -206,10 +202,8 @@ fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
 
 fn slurm_packages(directory: &Path) -> Result<()> {
     make_dir(directory)?;
-    let there = list(directory)?
-        .iter()
-        .filter(|file| is_a(file, "deb"))
-        .count();
+    let there = list(directory)?;
+    let there = there.iter().filter(|file| is_a(file, "deb")).count();
     if there >= SLURM.split(' ').count() {
         return Ok(());
     }

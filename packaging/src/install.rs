@@ -96,24 +96,16 @@ pub fn mermaid() -> Result<PathBuf> {
         let mut pack = Command::new("npm");
         pack.args(["pack", "--json", MERMAID[0]]).current_dir(home);
         let output = pack.output().context("cannot start npm")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = serde_json::from_slice(&output.stdout);
         let [told]: [serde_json::Value; 1] =
-            serde_json::from_slice(&output.stdout).with_context(|| {
-                format!(
-                    "npm pack: {}",
-                    String::from_utf8_lossy(&output.stderr).trim()
-                )
-            })?;
-        if told["integrity"] != MERMAID[1] {
-            bail!(
-                "{} has the bytes {}, not {}",
-                MERMAID[0],
-                told["integrity"],
-                MERMAID[1]
-            );
+            told.with_context(|| format!("npm pack: {}", said.trim()))?;
+        let ([name, wanted], bytes) = (MERMAID, &told["integrity"]);
+        if bytes != wanted {
+            bail!("{name} has the bytes {bytes}, not {wanted}");
         }
-        let archive = told["filename"]
-            .as_str()
-            .context("npm pack names no file")?;
+        let archive = told["filename"].as_str();
+        let archive = archive.context("npm pack names no file")?;
         let mut unpack = Command::new("tar");
         unpack.args(["--extract", "--gzip", "--file", archive, file]);
         quietly(unpack.current_dir(home))?;
@@ -176,13 +168,10 @@ pub fn arm64() -> Result<PathBuf> {
                      --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
                      --architectures=arm64,amd64";
         let mut make = command("/usr/bin/mmdebstrap", words);
-        make.arg(format!("--include={ARM64}"))
-            .arg("bookworm")
-            .arg(&root);
-        quietly(make.env("LC_ALL", "C"))?;
-        ["proc", "root", "run"]
-            .iter()
-            .try_for_each(|dir| make_dir(&root.join(dir)))
+        make.arg(format!("--include={ARM64}")).arg("bookworm");
+        quietly(make.arg(&root).env("LC_ALL", "C"))?;
+        let mut dirs = ["proc", "root", "run"].iter();
+        dirs.try_for_each(|dir| make_dir(&root.join(dir)))
     })?;
     Ok(home.join("root"))
 }
@@ -219,10 +208,10 @@ pub fn slurm() -> Result<()> {
     installed?;
     match &missing()[..] {
         [] => Ok(()),
-        still => bail!(
-            "Slurm was installed, but {} are still missing",
-            still.join(", ")
-        ),
+        still => {
+            let still = still.join(", ");
+            bail!("Slurm was installed, but {still} are still missing")
+        }
     }
 }
 
@@ -230,11 +219,12 @@ fn missing() -> Vec<&'static str> {
     let dirs = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     let names = |name: &str| [name.to_owned(), format!("{name}-wlm")];
     let there = |name: &str| {
-        dirs.iter().any(|dir| {
+        let is_in = |dir: &&str| {
             names(name)
                 .iter()
                 .any(|name| Path::new(dir).join(name).exists())
-        })
+        };
+        dirs.iter().any(is_in)
     };
     SLURM.split(' ').filter(|name| !there(name)).collect()
 }
@@ -245,10 +235,8 @@ fn stop_services() {
         return;
     }
     for service in SERVICES {
-        let mut disable = command(
-            "/usr/bin/systemctl",
-            &format!("disable --now --quiet {service}"),
-        );
+        let words = format!("disable --now --quiet {service}");
+        let mut disable = command("/usr/bin/systemctl", &words);
         if let Err(error) = lines(&mut disable, Duration::from_secs(60), |_| {}) {
             eprintln!("xtask: cannot disable service '{service}': {error:#}");
         }

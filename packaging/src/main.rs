@@ -126,9 +126,8 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             return cargo::become_program("debug/demo", &[]);
         }
         Verb::Bench { words } => {
-            if words
-                .first()
-                .is_some_and(|word| word == "scale" || word == "srun")
+            if let [word, ..] = &words[..]
+                && ["scale", "srun"].contains(&&**word)
             {
                 install::slurm()?;
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::{quietly, quietly_within};
+use crate::command::{command, quietly, quietly_within};
 use crate::files::{emptied, is_a, list, read_text};
 use crate::{cargo, figures, install, package};
 
@@ -46,10 +46,8 @@ pub fn run(options: &Options) -> Result<()> {
     check("changelog", changelog(options.tag.is_some()));
     check("figures", figures::are_young());
     check("licences and dependencies", dependencies());
-    check(
-        "man pages and completions",
-        quietly(&mut cargo::words("test --locked -p manual")),
-    );
+    let manual = quietly(&mut cargo::words("test --locked -p manual"));
+    check("man pages and completions", manual);
     let pack = || package::run(&package::Options::into_dir(PACKAGES)?);
     if !options.quick && check("packages", pack()) {
         check("lintian", lintian());
@@ -99,9 +97,8 @@ fn unreleased(text: &str) -> &str {
 }
 
 fn newest_entry(text: &str, version: &str) -> Result<()> {
-    let mut headings = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("## [")?.split(']').next());
+    let headings = text.lines();
+    let mut headings = headings.filter_map(|line| line.strip_prefix("## [")?.split(']').next());
     match headings.find(|name| *name != "Unreleased") {
         Some(newest) if newest == version => Ok(()),
         Some(newest) => bail!("the newest entry is {newest}, the workspace's version {version}"),
@@ -130,20 +127,17 @@ fn made(extension: &str) -> Result<Vec<PathBuf>> {
 
 fn lintian() -> Result<()> {
     install::program("/usr/bin/lintian", "lintian", "lintian")?;
-    quietly(
-        Command::new("/usr/bin/lintian")
-            .args(["--fail-on", "error,warning"])
-            .args(made("deb")?),
-    )
+    let mut lintian = command("/usr/bin/lintian", "--fail-on error,warning");
+    quietly(lintian.args(made("deb")?))
 }
 
 fn rpmlint() -> Result<()> {
     install::program("/usr/bin/rpmlint", "rpmlint", "rpmlint")?;
-    let mut command = Command::new("/usr/bin/rpmlint");
-    command
-        .args(["-c", "packaging/rpm/rpmlint.toml"])
-        .args(made("rpm")?);
-    let output = command.output().context("cannot start rpmlint")?;
+    let mut rpmlint = command("/usr/bin/rpmlint", "-c packaging/rpm/rpmlint.toml");
+    let output = rpmlint
+        .args(made("rpm")?)
+        .output()
+        .context("cannot start rpmlint")?;
     let said = String::from_utf8_lossy(&output.stdout);
     match output.status.success() && said.contains(" 0 errors, 0 warnings") {
         true => Ok(()),
@@ -157,10 +151,8 @@ fn reproducible() -> Result<()> {
     let target = cargo::root()?.join(AGAIN);
     emptied(&target)?;
     // Zig is not compared, so the second build uses the first one's.
-    std::os::unix::fs::symlink(
-        cargo::target_directory()?.join("tools"),
-        target.join("tools"),
-    )?;
+    let tools = cargo::target_directory()?.join("tools");
+    std::os::unix::fs::symlink(tools, target.join("tools"))?;
     let out = target.join("packages");
     let mut dist = Command::new(own);
     dist.args(["dist", "--target", "x86_64,aarch64", "--out"])

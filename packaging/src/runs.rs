@@ -102,29 +102,18 @@ const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/t
 
 /// `cargo test` of the cells, with the Slurm of the system in `root`.
 pub fn in_system(root: &Path) -> Result<Command> {
-    let root = root
-        .canonicalize()
-        .with_context(|| format!("no system in '{}'", root.display()))?;
-    let before = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-ec",
-        IN_SYSTEM,
-        "sh",
-    ];
-    let places =
-        [root, cargo::root()?, cargo::target_directory()?].map(|dir| dir.display().to_string());
-    let words = before.into_iter().chain(places.iter().map(String::as_str));
+    let none = || format!("no system in '{}'", root.display());
+    let root = root.canonicalize().with_context(none)?;
+    let before = "unshare --mount --propagation private sh -ec".split(' ');
+    let before = before.chain([IN_SYSTEM, "sh"]);
+    let places = [root, cargo::root()?, cargo::target_directory()?];
+    let places = places.map(|dir| dir.display().to_string());
+    let words = before.chain(places.iter().map(String::as_str));
     let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
+    let quoted = quoted.join(", ");
     let mut run = cargo::words(CELLS);
     run.arg("--config");
-    run.arg(format!(
-        "target.'cfg(all())'.runner = [{}]",
-        quoted.join(", ")
-    ));
+    run.arg(format!("target.'cfg(all())'.runner = [{quoted}]"));
     Ok(run)
 }
 
@@ -147,11 +136,12 @@ pub struct Soak {
 pub fn soak(options: &Soak) -> Result<()> {
     cargo::build(PROGRAMS)?;
     let mut command = Command::new(cargo::target_directory()?.join("debug/soak"));
-    command.args([
-        options.cycles.to_string(),
-        options.at_once.to_string(),
-        options.seed.to_string(),
-    ]);
+    let Soak {
+        cycles,
+        at_once,
+        seed,
+    } = options;
+    command.args([cycles.to_string(), at_once.to_string(), seed.to_string()]);
     shown(&mut command, CYCLE * options.cycles + MARGIN)
 }
 
@@ -185,24 +175,16 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
         make_dir(&found)?;
         let mut run = cargo::words("fuzz run --sanitizer none");
         run.env("RUSTC_BOOTSTRAP", "1");
-        run.args([
-            Path::new(target),
-            &found,
-            &Path::new("fuzz/corpus").join(target),
-        ]);
+        let kept = Path::new("fuzz/corpus").join(target);
+        run.args([Path::new(target), &found, &kept]);
         run.arg("--").args(LIBFUZZER.split(' '));
         run.arg(format!("-max_total_time={}", options.seconds));
-        let status = lines(
-            &mut run,
-            LONGEST + Duration::from_secs(options.seconds),
-            |line| {
-                println!("{line}");
-                let count = line.strip_prefix("stat::number_of_executed_units:");
-                all += count
-                    .and_then(|count| count.trim().parse().ok())
-                    .unwrap_or(0);
-            },
-        )?;
+        let limit = LONGEST + Duration::from_secs(options.seconds);
+        let status = lines(&mut run, limit, |line| {
+            println!("{line}");
+            let count = line.strip_prefix("stat::number_of_executed_units:");
+            all += count.map_or(0, |count| count.trim().parse().unwrap_or(0));
+        })?;
         if !status.success() {
             bail!("{target}: {status}");
         }

@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+
+use crate::files::read_text;
 
 /// What a test may take longer: the larger of a second and a fifth. Less is noise between two runs
 /// without us.
@@ -48,28 +50,20 @@ pub fn compare(options: &Options) -> Result<()> {
     for other in &options.others {
         let differences = differences(&without, &read(other)?);
         let name = other.display();
-        println!(
-            "{name}: {} tests, {} differ",
-            without.len(),
-            differences.len()
-        );
-        differences
-            .iter()
-            .for_each(|difference| println!("  {difference}"));
+        let (tests, differ) = (without.len(), differences.len());
+        println!("{name}: {tests} tests, {differ} differ");
+        for difference in &differences {
+            println!("  {difference}");
+        }
         found += differences.len();
     }
-    ensure!(
-        found == 0,
-        "{found} differences from '{}'",
-        options.without.display()
-    );
+    let without = options.without.display();
+    ensure!(found == 0, "{found} differences from '{without}'");
     Ok(())
 }
 
 fn read(file: &PathBuf) -> Result<Run> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read '{}'", file.display()))?;
-    let run = parse(&text);
+    let run = parse(&read_text(file)?);
     if run.is_empty() {
         bail!(
             "'{}' has no result of a test: it needs the output of regression.py -t or run-tests-python",

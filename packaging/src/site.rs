@@ -76,11 +76,8 @@ pub fn run(options: &Options) -> Result<()> {
         .arg("--site-dir")
         .arg(&out);
     quietly(&mut command)?;
-    println!(
-        "{}: {}",
-        out.join("index.html").display(),
-        check(&root, &out, &work)?
-    );
+    let (index, result) = (out.join("index.html"), check(&root, &out, &work)?);
+    println!("{}: {result}", index.display());
     Ok(())
 }
 
@@ -93,27 +90,18 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let mut pages = Vec::new();
     collect(site, &mut pages)?;
     let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
-    let relative: Vec<&Path> = relative
-        .filter(|page| *page != Path::new("404.html"))
-        .collect();
+    let relative = relative.filter(|page| *page != Path::new("404.html"));
+    let relative = serde_json::to_string(&Vec::from_iter(relative))?;
     let text = read_text(root.join("packaging/site/check.html"))?;
-    let text = text.replacen(
-        "PAGES;",
-        &format!("{};", serde_json::to_string(&relative)?),
-        1,
-    );
+    let text = text.replacen("PAGES;", &format!("{relative};"), 1);
     let file = site.join("check.html");
     write(&file, text)?;
     let browser = browser();
     let mut command = Command::new(browser[0]);
     command.args(&browser[1..]);
-    command.arg(format!(
-        "--user-data-dir={}",
-        work.join("browser").display()
-    ));
-    command
-        .arg("--dump-dom")
-        .arg(format!("file://{}", file.display()));
+    let data = work.join("browser");
+    command.arg(format!("--user-data-dir={}", data.display()));
+    command.args(["--dump-dom", &format!("file://{}", file.display())]);
     let output = command.output().context("cannot start chromium")?;
     fs::remove_file(&file)?;
     let page = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -103,10 +103,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if options.stages.is_empty() {
         report.skip(&hardware());
     }
-    report
-        .tally
-        .skipped
-        .extend(BOOTED.iter().filter_map(unlike_booted));
+    let unlike = BOOTED.iter().filter_map(unlike_booted);
+    report.tally.skipped.extend(unlike);
     for stage in chosen(&options.stages)? {
         match stage.needs.iter().find(|needed| report.failed(needed)) {
             Some(needed) => report.skip(&format!("{}: '{needed}' failed", stage.name)),
@@ -167,9 +165,8 @@ impl Report {
             }
             "docs" => {
                 if let Err(why) = site::prepare() {
-                    return self.skip(&format!(
-                        "{name}: what makes the site cannot be had: {why:#}"
-                    ));
+                    let what = "what makes the site cannot be had";
+                    return self.skip(&format!("{name}: {what}: {why:#}"));
                 }
                 println!("\n=== {name}: cargo xtask docs");
                 let made = site::run(&site::Options::into_dir("target/site"));
@@ -222,9 +219,8 @@ impl Report {
     }
 
     fn failed(&self, name: &str) -> bool {
-        self.stages
-            .iter()
-            .any(|stage| stage.name == name && !stage.passed)
+        let mut stages = self.stages.iter();
+        stages.any(|stage| stage.name == name && !stage.passed)
     }
 
     fn skip(&mut self, what: &str) {
@@ -257,10 +253,8 @@ fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let words: Vec<_> = words.collect();
     let words = words.join(" ");
-    println!(
-        "\n=== {name}: cargo {}",
-        words.rsplit(" cargo ").next().unwrap_or_default()
-    );
+    let words = words.rsplit(" cargo ").next().unwrap_or_default();
+    println!("\n=== {name}: cargo {words}");
     let mut tally = Tally::default();
     let outcome = command::lines(command, LONGEST, |line| {
         println!("{line}");
@@ -298,11 +292,8 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         "arm64-unit" => {
             programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
                 let system = arm64()?;
-                let runner = format!(
-                    "{} -L {}",
-                    system.join(EMULATOR).display(),
-                    system.display()
-                );
+                let emulator = system.join(EMULATOR);
+                let runner = format!("{} -L {}", emulator.display(), system.display());
                 command.args(EMULATED.split(' '));
                 command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
                 Ok(command)
@@ -336,8 +327,8 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         _ => None,
     };
     if let Some(at_once) = at_once {
-        let threads =
-            std::thread::available_parallelism().map_or(at_once, |count| at_once * count.get());
+        let processors = std::thread::available_parallelism();
+        let threads = processors.map_or(at_once, |count| at_once * count.get());
         command.env("RUST_TEST_THREADS", threads.to_string());
     }
     Ok(Ok(command))

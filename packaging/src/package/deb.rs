@@ -73,19 +73,14 @@ fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> 
     let doc = dir.join("usr/share/doc").join(package.name());
     make_dir(&doc)?;
     let mit = read_text(root.join("LICENSE-MIT"))?;
-    let mit = mit.lines().map(|line| {
-        if line.is_empty() {
-            " .".to_owned()
-        } else {
-            format!(" {line}")
-        }
+    let mit = mit.lines().map(|line| match line {
+        "" => " .".to_owned(),
+        line => format!(" {line}"),
     });
     let mit: Vec<String> = mit.collect();
     let copyright = read_text(root.join("packaging/deb/copyright"))?;
-    write(
-        &doc.join("copyright"),
-        copyright.replace("@MIT@", &mit.join("\n")),
-    )?;
+    let copyright = copyright.replace("@MIT@", &mit.join("\n"));
+    write(&doc.join("copyright"), copyright)?;
     let date = date(release.epoch, "-R")?;
     let changelog = format!(
         "mpsd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {}  {date}\n",
@@ -93,10 +88,8 @@ fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> 
     );
     write(&doc.join("changelog"), changelog)?;
     gzip(&doc.join("changelog"))?;
-    let overrides = root.join(format!(
-        "packaging/deb/{}.lintian-overrides",
-        package.name()
-    ));
+    let name = format!("{}.lintian-overrides", package.name());
+    let overrides = root.join("packaging/deb").join(name);
     if overrides.exists() {
         let to = dir.join("usr/share/lintian/overrides");
         make_dir(&to)?;
@@ -111,13 +104,12 @@ fn control(
     [version, architecture]: [&str; 2],
     dir: &Path,
 ) -> Result<()> {
-    let recipe = |name: &str| {
-        cargo::root().map(|root| root.join(format!("packaging/deb/{}.{name}", package.name())))
-    };
+    let recipes = cargo::root()?.join("packaging/deb");
+    let recipe = |name: &str| recipes.join(format!("{}.{name}", package.name()));
     let into = dir.join("DEBIAN");
     let (sums, size) = sums_and_size(dir)?;
     make_dir(&into)?;
-    let control = read_text(recipe("control")?)?
+    let control = read_text(recipe("control"))?
         .replace("@VERSION@", version)
         .replace("@ARCH@", architecture)
         .replace("@MAINTAINER@", &manifest("authors")?)
@@ -137,7 +129,7 @@ fn control(
         ("postrm", 0o755),
         ("triggers", 0o644),
     ] {
-        let (from, to) = (recipe(name)?, into.join(name));
+        let (from, to) = (recipe(name), into.join(name));
         if from.exists() {
             copy(&from, &to)?;
             fs::set_permissions(&to, fs::Permissions::from_mode(mode))?;
@@ -149,11 +141,9 @@ fn control(
 /// The sums of the package's files, those that are no configuration's, and the room they take in
 /// KiB.
 fn sums_and_size(dir: &Path) -> Result<(String, u64)> {
-    let found = wrote(
-        Command::new("find")
-            .args([".", "!", "-type", "d", "-printf", "%y %s %P\\n"])
-            .current_dir(dir),
-    )?;
+    let mut find = Command::new("find");
+    find.args([".", "!", "-type", "d", "-printf", "%y %s %P\\n"]);
+    let found = wrote(find.current_dir(dir))?;
     let mut size = 0;
     let mut summed = Vec::new();
     for line in found.lines() {
@@ -167,8 +157,6 @@ fn sums_and_size(dir: &Path) -> Result<(String, u64)> {
         }
     }
     summed.sort_unstable();
-    Ok((
-        wrote(Command::new("md5sum").args(summed).current_dir(dir))?,
-        size,
-    ))
+    let sums = wrote(Command::new("md5sum").args(summed).current_dir(dir))?;
+    Ok((sums, size))
 }

@@ -46,20 +46,17 @@ pub const SLURM: [&str; 8] = [
 /// The list, each line once for everything that it stands for.
 pub fn entries() -> Result<Vec<Entry>> {
     let mut all = Vec::new();
-    for line in LIST
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-    {
+    let is_entry = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    for line in LIST.lines().filter(is_entry) {
         let one = entry(line).with_context(|| format!("packaging/files.txt: '{line}'"))?;
         let all_of = [("{program}", &PROGRAMS[..]), ("{release}", &SLURM[..])];
         let marked = all_of.into_iter().find(|(mark, _)| line.contains(mark));
         let (mark, words) = marked.unwrap_or(("", &[""]));
         all.extend(words.iter().map(|word| Entry {
             to: one.to.replace(mark, word),
-            from: if one.kind == "plugin" {
-                (*word).to_owned()
-            } else {
-                one.from.clone()
+            from: match one.kind {
+                "plugin" => (*word).to_owned(),
+                _ => one.from.clone(),
             },
             ..one.clone()
         }));

@@ -64,8 +64,8 @@ impl Options {
     /// Everything built for every machine, the packages in `dir`.
     pub fn into_dir(dir: &str) -> Result<Options> {
         let words = ["dist", "--target", "x86_64,aarch64", "--out", dir];
-        let given =
-            Options::augment_args(clap::Command::new("dist")).try_get_matches_from(words)?;
+        let command = Options::augment_args(clap::Command::new("dist"));
+        let given = command.try_get_matches_from(words)?;
         Ok(Options::from_arg_matches(&given)?)
     }
 }
@@ -102,10 +102,8 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     let mut packages = list(out)?;
     packages.retain(|file| is_a(file, "deb") || is_a(file, "rpm"));
     if packages.is_empty() {
-        bail!(
-            "--packed: '{}' has no package; run 'cargo xtask dist' first",
-            out.display()
-        );
+        let out = out.display();
+        bail!("--packed: '{out}' has no package; run 'cargo xtask dist' first");
     }
     Ok(packages)
 }
@@ -132,18 +130,13 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     }
     let packages: Vec<PathBuf> = packages.into_iter().collect();
     let names = packages.iter().filter_map(|package| package.file_name());
-    write(
-        &out.join("SHA256SUMS"),
-        wrote(Command::new("sha256sum").current_dir(out).args(names))?,
-    )?;
+    let sums = wrote(Command::new("sha256sum").current_dir(out).args(names))?;
+    write(&out.join("SHA256SUMS"), sums)?;
     let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
+    let (notes, compiler) = (notes(&manifest("version")?)?, compiler.trim());
     write(
         &out.join("notes.md"),
-        format!(
-            "{}\nBuilt with {}.\n",
-            notes(&manifest("version")?)?,
-            compiler.trim()
-        ),
+        format!("{notes}\nBuilt with {compiler}.\n"),
     )?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
@@ -157,27 +150,21 @@ pub fn version() -> Result<String> {
 pub fn notes(version: &str) -> Result<String> {
     let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
     let heading = format!("## [{version}]");
-    let (_, after) = text
-        .split_once(&heading)
-        .with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
+    let after = text.split_once(&heading);
+    let (_, after) = after.with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
     let body = after.split_once('\n').map_or("", |(_, body)| body);
-    Ok(format!(
-        "{}\n",
-        body.split("\n## [").next().unwrap_or(body).trim()
-    ))
+    let body = body.split("\n## [").next().unwrap_or(body);
+    Ok(format!("{}\n", body.trim()))
 }
 
 /// `SOURCE_DATE_EPOCH`, else the time of the commit, else (a source without a repository) the first
 /// moment of 2026.
 fn epoch() -> Result<u64> {
     if let Ok(given) = std::env::var("SOURCE_DATE_EPOCH") {
-        return given
-            .parse()
-            .with_context(|| format!("SOURCE_DATE_EPOCH '{given}' is no number of seconds"));
+        let wrong = || format!("SOURCE_DATE_EPOCH '{given}' is no number of seconds");
+        return given.parse().with_context(wrong);
     }
-    let commit = wrote(&mut command("git", "log -1 --format=%ct"));
-    Ok(commit
-        .ok()
-        .and_then(|time| time.trim().parse().ok())
-        .unwrap_or(1_767_225_600))
+    let commit = wrote(&mut command("git", "log -1 --format=%ct")).ok();
+    let time = commit.and_then(|time| time.trim().parse().ok());
+    Ok(time.unwrap_or(1_767_225_600))
 }

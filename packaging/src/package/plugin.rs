@@ -26,9 +26,8 @@ pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
         bail!("'{STAMP}' has {size} bytes, not 4");
     }
     let mut copy = plugin.to_vec();
-    let bytes = copy
-        .get_mut(at..at + 4)
-        .with_context(|| format!("'{STAMP}' is not in the file"))?;
+    let bytes = copy.get_mut(at..at + 4);
+    let bytes = bytes.with_context(|| format!("'{STAMP}' is not in the file"))?;
     bytes.copy_from_slice(&number(release)?.to_le_bytes());
     Ok(copy)
 }
@@ -37,9 +36,8 @@ pub struct Elf<'a>(ElfFile64<'a>);
 
 impl<'a> Elf<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Elf<'a>> {
-        Ok(Elf(
-            ElfFile64::parse(bytes).context("not a 64-bit ELF file")?
-        ))
+        let file = ElfFile64::parse(bytes);
+        Ok(Elf(file.context("not a 64-bit ELF file")?))
     }
 
     pub fn machine(&self) -> Architecture {
@@ -50,11 +48,9 @@ impl<'a> Elf<'a> {
         let mut symbols = self.0.dynamic_symbols();
         let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
         let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
-        let section = self.0.section_by_index(
-            symbol
-                .section_index()
-                .context("a symbol without a section")?,
-        )?;
+        let section = symbol.section_index();
+        let section = section.context("a symbol without a section")?;
+        let section = self.0.section_by_index(section)?;
         let (start, _) = section.file_range().context("a section without bytes")?;
         let within = symbol.address().checked_sub(section.address());
         Ok((

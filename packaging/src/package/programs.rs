@@ -84,9 +84,8 @@ pub struct Built {
 }
 
 pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
-    let status = build(profile, machine)?
-        .status()
-        .context("cannot start cargo")?;
+    let status = build(profile, machine)?.status();
+    let status = status.context("cannot start cargo")?;
     if !status.success() {
         bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
     }
@@ -100,15 +99,14 @@ pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
 
 pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
-    cargo::build(&format!(
-        "run --quiet --locked -p manual -- {}",
-        manual.display()
-    ))?;
+    let to = manual.display();
+    cargo::build(&format!("run --quiet --locked -p manual -- {to}"))?;
+    let crates = crates(machine)?;
     Ok(Built {
         machine,
         programs,
         manual,
-        crates: crates(machine)?,
+        crates,
     })
 }
 
@@ -153,9 +151,9 @@ fn commit() -> Option<String> {
     let of_git = || wrote(&mut command("git", "rev-parse --short=12 HEAD")).ok();
     let given = std::env::var("MPSD_COMMIT").ok().or_else(of_git);
     let name = given.unwrap_or_else(|| ARCHIVED.to_owned());
-    let is_name =
-        !name.trim().is_empty() && name.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_name.then(|| name.trim().chars().take(12).collect())
+    let name = name.trim();
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_name.then(|| name.chars().take(12).collect())
 }
 
 fn remapped() -> Result<String> {
@@ -170,15 +168,11 @@ fn remapped() -> Result<String> {
 }
 
 fn crates(machine: Machine) -> Result<String> {
-    let words = format!(
-        "tree --locked -e normal --prefix none --no-dedupe --target {} {SHIPPED}",
-        machine.triple()
-    );
-    let text = wrote(
-        cargo::words(&words)
-            .args(["--format", "{p}\t{l}"])
-            .stderr(Stdio::inherit()),
-    )?;
+    let of = format!("--target {} {SHIPPED}", machine.triple());
+    let words = format!("tree --locked -e normal --prefix none --no-dedupe {of}");
+    let mut tree = cargo::words(&words);
+    tree.args(["--format", "{p}\t{l}"]).stderr(Stdio::inherit());
+    let text = wrote(&mut tree)?;
     let lines: BTreeSet<String> = text.lines().filter_map(crate_line).collect();
     match lines.len() {
         few @ 0..10 => bail!("'cargo tree' named {few} crates only"),

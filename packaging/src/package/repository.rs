@@ -42,36 +42,26 @@ impl Repository<'_> {
         make_dir(&dnf)?;
         for package in packages {
             let tree = if is_a(package, "deb") { &apt } else { &dnf };
-            copy(
-                package,
-                &tree.join(package.file_name().context("a package without a name")?),
-            )?;
+            let name = package.file_name().context("a package without a name")?;
+            copy(package, &tree.join(name))?;
         }
         self.apt(&apt)?;
         quietly(command("/usr/bin/createrepo_c", "--quiet --no-database").arg(&dnf))?;
         let list = dnf.join("repodata/repomd.xml");
-        self.sign(
-            "--armor --detach-sign",
-            &list,
-            &list.with_extension("xml.asc"),
-        )?;
-        write(
-            &self.dir.join("mpsd.asc"),
-            wrote(gpg().args(["--armor", "--export", self.key]))?,
-        )
+        let signature = list.with_extension("xml.asc");
+        self.sign("--armor --detach-sign", &list, &signature)?;
+        let key = wrote(gpg().args(["--armor", "--export", self.key]))?;
+        write(&self.dir.join("mpsd.asc"), key)
     }
 
     fn apt(&self, tree: &Path) -> Result<()> {
-        let index =
-            wrote(command("/usr/bin/dpkg-scanpackages", "--multiversion .").current_dir(tree))?;
-        let (plain, packed, release) = (
-            tree.join("Packages"),
-            tree.join("Packages.gz"),
-            tree.join("Release"),
-        );
+        let mut scan = command("/usr/bin/dpkg-scanpackages", "--multiversion .");
+        let index = wrote(scan.current_dir(tree))?;
+        let files = ["Packages", "Packages.gz", "Release"];
+        let [plain, packed, release] = files.map(|name| tree.join(name));
         if packed.exists() {
-            fs::remove_file(&packed)
-                .with_context(|| format!("cannot remove '{}'", packed.display()))?;
+            let left = || format!("cannot remove '{}'", packed.display());
+            fs::remove_file(&packed).with_context(left)?;
         }
         write(&plain, &index)?;
         gzip(&plain)?;

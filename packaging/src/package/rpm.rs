@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::layout::Package;
 use super::release::{Release, date, gzip, manifest, take_over};
-use crate::command::quietly;
+use crate::command::{command, quietly};
 use crate::files::{list, make_dir, read, read_text, rename, write};
 use crate::{cargo, install};
 
@@ -26,22 +26,15 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
     quietly(Command::new("cp").arg("-a").args([&release.tree, &tree]))?;
     let inside = |path: &str| tree.join(path.trim_start_matches('/'));
     rename(&inside(DEBIANS_ZSH), &inside(RPMS_ZSH))?;
-    for page in release
-        .files
-        .iter()
-        .filter(|file| file.path.starts_with(MAN))
-    {
+    let pages = release.files.iter();
+    for page in pages.filter(|file| file.path.starts_with(MAN)) {
         gzip(&inside(&page.path))?;
     }
     let spec = top.join("mpsd.spec");
     write(&spec, text(release, &tree)?)?;
     let made = top.join("made");
-    let mut command = Command::new("/usr/bin/rpmbuild");
-    command.args([
-        "-bb",
-        "--nodeps",
-        &format!("--target={}-linux", release.machine.name()),
-    ]);
+    let words = format!("-bb --nodeps --target={}-linux", release.machine.name());
+    let mut command = command("/usr/bin/rpmbuild", &words);
     for line in [
         &*format!("_topdir {}", top.display()),
         &format!("_rpmdir {}", made.display()),
@@ -56,23 +49,15 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
     ] {
         command.args(["--define", line]);
     }
-    quietly(
-        command
-            .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
-            .arg(&spec),
-    )?;
+    command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
+    quietly(command.arg(&spec))?;
     let packages = list(&made)?;
-    if packages.len() != Package::ALL.len() {
-        bail!(
-            "rpmbuild made {} packages, not {}",
-            packages.len(),
-            Package::ALL.len()
-        );
+    let (is, wanted) = (packages.len(), Package::ALL.len());
+    if is != wanted {
+        bail!("rpmbuild made {is} packages, not {wanted}");
     }
-    packages
-        .iter()
-        .map(|package| collect(package, out))
-        .collect()
+    let packages = packages.iter();
+    packages.map(|package| collect(package, out)).collect()
 }
 
 fn collect(package: &Path, out: &Path) -> Result<PathBuf> {
@@ -124,10 +109,9 @@ fn files(release: &Release, package: Package) -> String {
         let mode = file.mode.map_or(String::new(), |mode| {
             format!("%attr({mode:04o},root,root) ")
         });
-        let kept = if path.starts_with("/etc/") {
-            "%config(noreplace) "
-        } else {
-            ""
+        let kept = match path.starts_with("/etc/") {
+            true => "%config(noreplace) ",
+            false => "",
         };
         lines.push(format!("{mode}{kept}{path}"));
     }
@@ -138,9 +122,8 @@ fn files(release: &Release, package: Package) -> String {
 /// A directory with our name in its path leaves with the last package that has a file in it. So
 /// does enroot's, which exists for our file alone if enroot is not installed.
 fn is_ours(directory: &Path) -> bool {
-    directory
-        .components()
-        .any(|part| part.as_os_str() == "mpsd" || part.as_os_str() == "enroot")
+    let mut parts = directory.iter();
+    parts.any(|part| part == "mpsd" || part == "enroot")
 }
 
 #[cfg(test)]

@@ -24,10 +24,8 @@ pub struct Staged {
 pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
     make_dir(dir)?;
     if !list(dir)?.is_empty() {
-        bail!(
-            "'{}' is not empty: a file left there would be packed",
-            dir.display()
-        );
+        let dir = dir.display();
+        bail!("'{dir}' is not empty: a file left there would be packed");
     }
     let mut files = Vec::new();
     for entry in layout::entries()? {
@@ -83,10 +81,10 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
         "man" => read(&built.manual.join("man").join(name)),
         "completion" => read(&built.manual.join("completions").join(from).join(name)),
         "crates" => Ok(built.crates.clone().into_bytes()),
-        kind => bail!(
-            "packaging/files.txt: '{}': no source is a '{kind}'",
-            entry.to
-        ),
+        kind => {
+            let to = &entry.to;
+            bail!("packaging/files.txt: '{to}': no source is a '{kind}'")
+        }
     }
 }
 
@@ -109,11 +107,8 @@ fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
     match versions.iter().filter_map(|version| glibc(version)).max() {
         None => bail!("'{name}' asks for no version of the C library at all: is it a program?"),
         Some((major, minor)) if (major, minor) > GLIBC => {
-            bail!(
-                "'{name}' needs GLIBC_{major}.{minor}; allowed is up to GLIBC_{}.{}",
-                GLIBC.0,
-                GLIBC.1
-            )
+            let most = format!("{}.{}", GLIBC.0, GLIBC.1);
+            bail!("'{name}' needs GLIBC_{major}.{minor}; allowed is up to GLIBC_{most}")
         }
         Some(_) => Ok(()),
     }
@@ -121,10 +116,11 @@ fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
 
 fn rendered(text: &[u8]) -> Result<Vec<u8>> {
     let text = std::str::from_utf8(text)?.replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-");
-    let text = text.replace(
+    let (bin, libexec) = (
         "PROGRAMS = \"/usr/bin\"",
         "PROGRAMS = \"/usr/libexec/mpsd\"",
     );
+    let text = text.replace(bin, libexec);
     match text.contains("/usr/libexec/mpsd") {
         true => Ok(text.into_bytes()),
         false => bail!("the text names none of our programs"),
