@@ -21,7 +21,6 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{RecordGpu, memory_limit};
-use mpsd_core::usage::GpuUsage;
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
 use mpsd_sys::files::Dir;
 use std::collections::BTreeMap;
@@ -236,15 +235,12 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
-        let part = |percent: fn(&GpuUsage) -> Option<u8>| {
-            Some((f64::from(percent(usage?)?) / 100.0).to_string())
-        };
-        let parts: [(&str, fn(&GpuUsage) -> Option<u8>); 3] = [
-            ("time", |usage| usage.busy_percent),
-            ("multiprocessors", |usage| usage.sm_percent),
-            ("bandwidth", |usage| usage.bandwidth_percent),
-        ];
-        for (what, percent) in parts {
+        let part = |percent: Option<u8>| percent.map(|n| (f64::from(n) / 100.0).to_string());
+        for (what, percent) in [
+            ("time", usage.and_then(|usage| usage.busy_percent)),
+            ("multiprocessors", usage.and_then(|usage| usage.sm_percent)),
+            ("bandwidth", usage.and_then(|usage| usage.bandwidth_percent)),
+        ] {
             add(UTILIZATION, &[("of", what)], part(percent));
         }
         let energy = usage.and_then(|usage| usage.energy_mj);

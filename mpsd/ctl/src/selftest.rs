@@ -256,12 +256,14 @@ impl Runner<'_> {
             // A probe that failed says why in its output.
             Ok(answer) if probe_output(&answer.out).is_some() => Ok(answer.out + &answer.err),
             Ok(answer) => Err(failed(answer.line())),
-            Err(RunError::Killed { why, .. }) if matches!(why, KillReason::Late { .. }) => {
-                Err(self.late(None))
-            }
-            Err(RunError::Killed { why, .. }) if matches!(why, KillReason::Interrupted) => {
-                Err(self.interrupted(None))
-            }
+            Err(RunError::Killed {
+                why: KillReason::Late { .. },
+                ..
+            }) => Err(self.late(None)),
+            Err(RunError::Killed {
+                why: KillReason::Interrupted,
+                ..
+            }) => Err(self.interrupted(None)),
             Err(error) => {
                 self.cancel(None);
                 Err(failed(error.to_string()))

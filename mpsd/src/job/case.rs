@@ -41,12 +41,8 @@ pub struct DrainTarget {
 impl DrainTarget {
     /// `job 12`, or the jobs that shared the MPS, as many as fit into a reason: `jobs 12, 13`.
     pub fn jobs(&self) -> String {
-        let shown: Vec<&str> = self
-            .sharers
-            .iter()
-            .take(MOST_NAMED)
-            .map(JobId::as_str)
-            .collect();
+        let shown = self.sharers.iter().take(MOST_NAMED);
+        let shown: Vec<&str> = shown.map(JobId::as_str).collect();
         match self.sharers.len().saturating_sub(shown.len()) {
             _ if shown.len() < 2 => format!("job {}", shown.first().unwrap_or(&self.job.as_str())),
             0 => format!("jobs {}", shown.join(", ")),

@@ -147,11 +147,8 @@ pub(super) fn forget_failed_starts(files: &mut impl Files) {
 /// has worked since.
 pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
     let mut ledger = Ledger::read(files);
-    let last = ledger
-        .failed_starts
-        .values()
-        .max_by_key(|one| one.when)?
-        .clone();
+    let starts = ledger.failed_starts.values();
+    let last = starts.max_by_key(|one| one.when)?.clone();
     ledger.keep_within(last.when);
     let users = ledger.failed_starts.len();
     (users >= USERS).then(|| SeveralFailed {

@@ -41,6 +41,7 @@ const PASSING: &str = "of-";
 const MOST_NAMES: usize = 10_000;
 
 const MOST_HIERARCHIES: usize = 64;
+const NOT_OURS: [Errno; 3] = [Errno::EROFS, Errno::EACCES, Errno::EPERM];
 const USUAL: [&str; 3] = [
     "/sys/fs/cgroup",
     "/sys/fs/cgroup/unified",
@@ -65,11 +66,7 @@ impl Cgroup {
             match Self::make(&top, Some(base), job) {
                 Ok(cgroup) => return Ok(Some(cgroup)),
                 // Read-only or not ours, as in a container: try the next one.
-                Err(error)
-                    if matches!(
-                        error.errno(),
-                        Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)
-                    ) => {}
+                Err(error) if error.errno().is_some_and(|errno| NOT_OURS.contains(&errno)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -112,11 +109,8 @@ impl Cgroup {
             maker.is_some_and(|pid| Process::find(pid).is_none())
         };
         let names = names.unwrap_or_default();
-        names
-            .iter()
-            .filter(left)
-            .map(|name| base.join(name))
-            .collect()
+        let names = names.iter().filter(left);
+        names.map(|name| base.join(name)).collect()
     }
 
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a

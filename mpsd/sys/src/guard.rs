@@ -202,12 +202,8 @@ pub(super) fn ask_with(
         Ok(Exit::Code(0)) => Ok(answer.bytes),
         Ok(other) => Err(AskError::Ended(other)),
         Err(why) => {
-            if let KillReason::Late {
-                survivor: Some(pid),
-                ..
-            } = why
-            {
-                leave(pid);
+            if let KillReason::Late { survivor, .. } = why {
+                survivor.into_iter().for_each(leave);
             }
             Err(AskError::Killed(why))
         }
@@ -271,10 +267,8 @@ fn install_panic_exit(program: &'static str, code: u8) {
         let place = info.location().map_or(String::new(), |at| {
             format!(" ({}:{})", at.file(), at.line())
         });
-        let line = format!(
-            "{program}: internal error: {}{place}",
-            what.unwrap_or("panic")
-        );
+        let what = what.unwrap_or("panic");
+        let line = format!("{program}: internal error: {what}{place}");
         raw::complain(format!("{}\n", line.replace('\n', " ")).as_bytes());
         raw::exit_now(code);
     }));

@@ -116,7 +116,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     fs::create_dir_all(&drains).unwrap();
     let marker = drains.join(format!("slurm-{HOST}"));
     let text = format!(
-        r#"{{"version":1,"scheduler":"slurm","node":"{HOST}","reason":"mpsd: a test","job":"{job}","delivered":true,"when":1}}"#
+        r#"{{"version":1,"scheduler":"slurm","node":"{HOST}","reason":"mpsd: a test","job":"{job}","gpus":[],"delivered":true,"when":1}}"#
     );
     fs::write(&marker, text).unwrap();
     write(cluster);

@@ -138,7 +138,7 @@ pub fn reconcile_in_their_sandbox(cluster: &mut Machine, note: &Path) {
     assert!(alive.exists(), "nothing was left over");
     let drain = format!(
         r#"{{"version":1,"scheduler":"slurm","node":"{HOST}","reason":"mpsd: gone wrong","job":"{job}",
-            "delivered":false,"when":1}}"#
+            "gpus":[],"delivered":false,"when":1}}"#
     );
     let drains = cluster.at("/var/lib/mpsd/drains");
     fs::create_dir_all(&drains).unwrap();

@@ -25,10 +25,8 @@ const FULL: &str = "find room in each mount namespace (fs.mount-max) for a mount
 /// Whether `error` says that this kernel or site gives root no mounts at all, as in most
 /// containers. No ordinary user can cause it.
 pub fn has_no_mounts(error: &FileError) -> bool {
-    matches!(
-        error.errno(),
-        Some(Errno::EPERM | Errno::ENOSYS | Errno::ENODEV)
-    )
+    let none = [Errno::EPERM, Errno::ENOSYS, Errno::ENODEV];
+    error.errno().is_some_and(|errno| none.contains(&errno))
 }
 
 /// What a tmpfs may hold.
@@ -93,14 +91,9 @@ impl Dir {
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
         let options = format!("size={bytes},nr_inodes={files},mode={mode:o},uid={uid},gid={gid}");
         let target = name_of(self);
-        mount(
-            Some("mpsd"),
-            &*target,
-            Some("tmpfs"),
-            flags,
-            Some(&*options),
-        )
-        .map_err(self.cannot_mount("mount a tmpfs over"))
+        let (from, kind) = (Some("mpsd"), Some("tmpfs"));
+        let mounted = mount(from, &*target, kind, flags, Some(&*options));
+        mounted.map_err(self.cannot_mount("mount a tmpfs over"))
     }
 
     /// Ends the FUSE file systems that users mounted below this directory, so that every wait for
@@ -248,13 +241,7 @@ pub fn lacking(path: &Path) -> Option<String> {
     };
     let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
     let is_of_it = |above: &&Path| device(above) == device(there);
-    let mount_point = there
-        .ancestors()
-        .take_while(is_of_it)
-        .last()
-        .unwrap_or(there);
-    Some(format!(
-        "file system '{}' has {figures} free",
-        mount_point.display()
-    ))
+    let above = there.ancestors().take_while(is_of_it);
+    let mount_point = above.last().unwrap_or(there).display();
+    Some(format!("file system '{mount_point}' has {figures} free"))
 }

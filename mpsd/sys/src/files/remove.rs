@@ -215,17 +215,11 @@ fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
 }
 
 fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError> {
+    let gone = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP];
     match entered {
         Ok(dir) => Ok(Some(dir)),
         // Removed or replaced since it was listed; the next pass finds what is there now.
-        Err(error)
-            if matches!(
-                error.errno(),
-                Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP)
-            ) =>
-        {
-            Ok(None)
-        }
+        Err(error) if error.errno().is_some_and(|errno| gone.contains(&errno)) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -126,13 +126,8 @@ impl Process {
         let exe = self.thread_prefix() + "exe";
         // As the kernel remembers it, without a question to a network server or a user's FUSE
         // process.
-        let about = statx(
-            &self.directory,
-            &exe,
-            AtFlags::STATX_DONT_SYNC,
-            StatxFlags::INO,
-        )
-        .ok()?;
+        let flags = AtFlags::STATX_DONT_SYNC;
+        let about = statx(&self.directory, &exe, flags, StatxFlags::INO).ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
         Some(Executable {
             file: FileRef {
@@ -217,10 +212,8 @@ impl Process {
     /// `environ` are empty then.
     fn thread_prefix(&self) -> String {
         let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
-        let thread = self
-            .stat()
-            .filter(outlived)
-            .and_then(|_| self.living_thread());
+        let outlived = self.stat().filter(outlived);
+        let thread = outlived.and_then(|_| self.living_thread());
         thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/"))
     }
 
@@ -239,16 +232,13 @@ impl Process {
             listing => listing.ok()?,
         };
         let mut listing = nix::dir::Dir::from_fd(listing).ok()?;
-        let living = listing
-            .iter()
-            .flatten()
-            .take(MOST_THREADS)
-            .filter_map(|entry| {
-                let thread = entry.file_name().to_str().ok()?.parse().ok()?;
-                let stat = Stat::parse(&self.read(&format!("task/{thread}/stat"), 4096)?)?;
-                let ended = matches!(stat.state, State::Defunct | State::Dead);
-                (!ended).then_some((thread, stat.state))
-            });
+        let entries = listing.iter().flatten().take(MOST_THREADS);
+        let living = entries.filter_map(|entry| {
+            let thread = entry.file_name().to_str().ok()?.parse().ok()?;
+            let stat = Stat::parse(&self.read(&format!("task/{thread}/stat"), 4096)?)?;
+            let ended = matches!(stat.state, State::Defunct | State::Dead);
+            (!ended).then_some((thread, stat.state))
+        });
         Some(living.collect())
     }
 

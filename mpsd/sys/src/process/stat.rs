@@ -2,6 +2,7 @@
 //! proc_pid_status(5)).
 
 use crate::descriptors::read_at;
+use derive_more::Display;
 use mpsd_core::text::is_digits;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -13,17 +14,7 @@ use std::path::PathBuf;
 
 /// Names one process for ever: the kernel reuses pids, but not together with the same start time.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    derive_more::Display,
-    Serialize,
-    Deserialize,
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, Deserialize,
 )]
 #[display("{pid}")]
 pub struct ProcessId {
@@ -83,11 +74,8 @@ impl Stat {
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
-        let pid = std::str::from_utf8(text.get(..open)?)
-            .ok()?
-            .trim()
-            .parse()
-            .ok()?;
+        let pid = std::str::from_utf8(text.get(..open)?).ok()?;
+        let pid = pid.trim().parse().ok()?;
         let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
         let rest: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -164,12 +152,8 @@ impl ProcessTable {
         let mut entries = Vec::new();
         for entry in listing.iter() {
             let entry = entry.ok()?;
-            let Some(name) = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .filter(|name| is_digits(name))
-            else {
+            let name = entry.file_name().to_str().ok();
+            let Some(name) = name.filter(|name| is_digits(name)) else {
                 continue;
             };
             match read(name) {

@@ -94,17 +94,9 @@ pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
 
 /// Signals the process behind `pidfd`; `number` 0 only tests that it is there.
 pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Errno> {
-    let none = std::ptr::null::<libc::siginfo_t>();
+    let (fd, none) = (pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
     // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            pidfd.as_raw_fd(),
-            number,
-            none,
-            0,
-        )
-    };
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, number, none, 0) };
     Errno::result(done).map(drop)
 }
 
@@ -225,11 +217,8 @@ fn close_listed(keep: &[RawFd]) {
         let _ = rustix::fs::seek(&list, SeekFrom::Start(0));
         let mut entries = RawDir::new(&list, &mut buffer);
         while let Some(Ok(entry)) = entries.next() {
-            let number = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|name| name.parse().ok());
+            let name = entry.file_name().to_str().ok();
+            let number = name.and_then(|name| name.parse().ok());
             if let Some(fd) = number.filter(is_unwanted) {
                 close(fd);
                 closed += 1;

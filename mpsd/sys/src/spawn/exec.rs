@@ -182,12 +182,9 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
         become_user(identity, &plan.groups)?;
         prove(identity, &mut plan.found_groups).map_err(at("the former identity is not gone"))?;
     }
-    match &plan.spawn.confinement {
-        Some(confinement) => confinement
-            .enter()
-            .map_err(at("it cannot be confined (seccomp)")),
-        None => Ok(()),
-    }
+    let confinement = plan.spawn.confinement.as_ref();
+    let entered = confinement.map_or(Ok(()), Confinement::enter);
+    entered.map_err(at("it cannot be confined (seccomp)"))
 }
 
 /// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked

@@ -112,12 +112,8 @@ impl Spawn {
         let Some(directory) = &self.cgroup else {
             return self.attempt(&mut plan, None, raw::fork, deadline);
         };
-        match self.attempt(
-            &mut plan,
-            None,
-            || raw::fork_into(directory.as_fd()),
-            deadline,
-        ) {
+        let fork = || raw::fork_into(directory.as_fd());
+        match self.attempt(&mut plan, None, fork, deadline) {
             // An older kernel, or v1. Or a kernel that kills a child that is born in a cgroup in
             // which a process was killed before (seen on Linux 6.18). The program has not run yet,
             // so the next child enters the cgroup itself.
@@ -171,10 +167,8 @@ impl Spawn {
         let null = descriptors::null().map_err(self.parent("'/dev/null' does not open"))?;
         let (mut report, answer) = Output::pipe().map_err(self.parent(NO_PIPE))?;
         let standard = [&self.stdin, &self.stdout, &self.stderr];
-        let inherit = self
-            .inherit
-            .iter()
-            .map(|(fd, target)| (fd.as_raw_fd(), *target));
+        let inherit = self.inherit.iter();
+        let inherit = inherit.map(|(fd, target)| (fd.as_raw_fd(), *target));
         let mut keep = self.targets();
         keep.push(0);
         let mut fds = exec::ChildDescriptors {
@@ -235,10 +229,8 @@ impl Spawn {
             if name.is_empty() || name.as_bytes().contains(&b'=') {
                 return Err(format!("'{}' is no name of a variable", name.display()));
             }
-            text(
-                "a variable",
-                &[name.as_bytes(), b"=", value.as_bytes()].concat(),
-            )
+            let both = [name.as_bytes(), b"=", value.as_bytes()].concat();
+            text("a variable", &both)
         };
         let path = |path: &Path| text("a path", path.as_os_str().as_bytes());
         let hidden = self.hidden.as_ref().map(|hidden| {
