@@ -10,8 +10,8 @@
 //! 4. [`daemon`]: the daemon `mpsd`, run as the job's user.
 //! 5. [`cli`]: what the programs share: command lines, and what they tell.
 //!
-//! Below them are three crates: [`batch`], what Slurm, Torque and OpenPBS say of a job, [`mpsd_sys`],
-//! the kernel, and [`mpsd_core`], the words that all of them share, and the plugin with them.
+//! Below them are three crates: [`batch`], what Slurm, Torque and OpenPBS say of a job;
+//! [`mpsd_sys`], the kernel; [`mpsd_core`], the words that all programs and the plugin share.
 #![deny(unsafe_code)]
 #![allow(missing_docs, missing_debug_implementations)]
 

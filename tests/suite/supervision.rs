@@ -34,6 +34,35 @@ fn says(place: &Place, job: &str, words: &str) {
     assert_eq!(lines, 1, "'{words}' once in:\n{log}");
 }
 
+/// A process of the same user stops `mpsd`, and starts the server before it has its limits.
+#[test]
+fn a_server_that_its_user_starts_before_mpsd_does_harms_that_job_alone() {
+    for (job, account, code) in [
+        ("87.srv", "MPS=true", 0),
+        ("88.srv", "MPS=true,MPS_THREADS=25", 2),
+    ] {
+        // A failed prologue of Torque uses its whole time.
+        let place = Place::new(
+            fast(1).times(|times| times.start = 1_500),
+            "deadline_s = 8\n",
+        );
+        let mut prologue = place.start_torque(job, account, "0");
+        let started = || !place.pids("nvidia-cuda-mps-control").is_empty();
+        eventually("the control daemon starts", started);
+        let supervisor = place.pids("mpsd");
+        assert_eq!(supervisor.len(), 1, "{supervisor:?}");
+        kill(supervisor[0], Signal::SIGSTOP);
+        let socket = place.job(job).join("pipe/control");
+        eventually("its socket", || socket.exists());
+        place.say(job, &format!("start_server -uid {}", uid_of(USER)));
+        kill(supervisor[0], Signal::SIGCONT);
+        assert_eq!(prologue.wait(), Some(code), "{account}");
+        place.torque_end(job).ok();
+        place.assert_not_drained(account);
+        place.assert_as_before(account);
+    }
+}
+
 #[track_caller]
 fn ends_clean(place: &Place, job: &str, after: &str) {
     place.assert_ends_clean(job, after);

@@ -1,7 +1,5 @@
 //! How the schedulers' folders reach the machine: files of root, and a scheduler's own commands.
 
-use mpsd_core::Failure;
-use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::file::{FileError, read_regular};
 use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
@@ -13,7 +11,6 @@ use nix::sys::stat::{Mode, fstat};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -183,32 +180,4 @@ fn answer(read: Result<Vec<u8>, FileError>) -> io::Result<Option<Vec<u8>>> {
         Err(FileError::Io { errno, .. }) => Err(errno.into()),
         Err(other) => Err(io::Error::other(other.to_string())),
     }
-}
-
-pub const NVIDIA: &str = "0x10de";
-pub const DRIVER: &str = "/proc/driver/nvidia/version";
-pub const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
-
-/// A host that never was one for jobs with GPUs is misconfigured, not broken: draining it would
-/// help nobody.
-pub fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
-    let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
-    match failure {
-        Failure::Fault(_) if !is_one() => {
-            Fault::new(Evidence::Configuration, "this node", NO_GPU_HOST).into()
-        }
-        other => other,
-    }
-}
-
-/// One of NVIDIA's GPUs is on the bus, or the site named an unusual NVML.
-pub fn is_gpu_host(nvml: &str) -> bool {
-    let says =
-        |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
-    // PCI class 0x03 is a display or compute device; bridges and network cards have others.
-    let is_gpu =
-        |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
-    let bus = fs::read_dir("/sys/bus/pci/devices").into_iter();
-    let mut bus = bus.flatten().flatten();
-    Path::new(nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
 }

@@ -13,6 +13,7 @@ pub mod call;
 pub mod control;
 pub mod devices;
 pub mod drain;
+pub mod gpu_host;
 pub mod host;
 pub mod numbers;
 pub mod openpbs;

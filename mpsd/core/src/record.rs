@@ -266,7 +266,7 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
-/// The job among `jobs` whose record has this `sluid`. `path` says where the record of a job is.
+/// Finds the job among `jobs` by the `sluid` of its record; `path` gives the record's file.
 pub fn by_sluid(
     path: impl Fn(&JobId) -> PathBuf,
     jobs: impl IntoIterator<Item = JobId>,

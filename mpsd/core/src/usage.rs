@@ -1,5 +1,6 @@
-//! What a job's GPUs did while it had MPS clients, by the driver's own counters. Part of [`super::observations`]: the user's
-//! word, bounded. What the driver does not count is absent, and never a guess.
+//! What a job's GPUs did while it had MPS clients, by the driver's own counters. Part of
+//! [`super::observations`]: the user's word, bounded. What the driver does not count is absent, and
+//! never a guess.
 
 use super::gpu::GpuUuid;
 use serde::{Deserialize, Serialize};

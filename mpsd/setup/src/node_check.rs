@@ -5,7 +5,8 @@
 use crate::room::room;
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
-use batch::host::{DRIVER, Host, NO_GPU_HOST, is_gpu_host};
+use batch::gpu_host::{DRIVER, NO_GPU_HOST, is_gpu_host};
+use batch::host::Host;
 use mpsd_core::Failure;
 use mpsd_core::trusted::open_trusted;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ const RUNS: [(&str, &str); 2] = [
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
 
-/// What `mpsctl slurm check` and `mpsctl pbs check` say of `node` after the scheduler's `own` lines.
+/// The scheduler's `own` lines, then those of the node: `mpsctl slurm check`, `mpsctl pbs check`.
 pub fn with_node(own: Vec<CheckLine>, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let nvml = || match (ctx.inventory)(node) {
         Ok(_) => vec![Pass("NVML answers".to_owned())],

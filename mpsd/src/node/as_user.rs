@@ -141,10 +141,9 @@ impl RealNode {
         Some(Hidden { files, behind })
     }
 
-    /// The only way in which root starts a program as a user: in a session of its own, confined,
-    /// and in a cgroup of ours if this node has one. Before exec it has the daemons' group, which
-    /// the user's other processes lack. So they can at no moment debug it (ptrace(2), "Ptrace
-    /// access mode checking").
+    /// Root starts a user's program in no other way: in its own session, confined, and in our cgroup
+    /// if this node has one. It gets the daemons' group before exec. The user's other processes lack
+    /// that group, so they can never debug it (ptrace(2), "Ptrace access mode checking").
     fn program_of(
         &self,
         (uid, gid): (u32, u32),

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 const DEV: &str = "/dev";
 const GPU: &str = "nvidia";
 
-/// The device files of the other GPUs, also under other names of `/dev`. None if it does not show
-/// the job's own: then nobody knows what its names mean.
+/// The device files of the other GPUs, under every name that they have in `/dev`. Empty if `/dev`
+/// lacks a file of the job's own GPUs: its names may then mean other devices.
 pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
     if minors.is_empty() {
         return Vec::new();

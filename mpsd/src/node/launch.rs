@@ -11,7 +11,7 @@ use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
 use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
-use batch::host::unless_no_gpu_host;
+use batch::gpu_host::unless_no_gpu_host;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};
@@ -296,7 +296,7 @@ mod tests {
         (dir, node)
     }
 
-    /// On a busy node, so that the start of a job whose cgroup has been made does not fail.
+    /// The start fails if the cgroup that was just made cannot be reached.
     #[test]
     fn a_cgroup_is_reached_while_other_jobs_change_the_sites_directory() {
         let _alone = alone();

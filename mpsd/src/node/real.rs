@@ -10,7 +10,7 @@ use crate::job::{DrainTarget, Journal, User};
 use crate::plan::effects::Effect;
 use batch::control::Controller;
 use batch::drain::{self, Marker, Place, markers};
-use batch::host::unless_no_gpu_host;
+use batch::gpu_host::unless_no_gpu_host;
 use batch::{Site, UserRef};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};

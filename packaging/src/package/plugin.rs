@@ -8,7 +8,8 @@ use object::{Architecture, Object as _, ObjectSection as _, ObjectSymbol as _};
 
 const STAMP: &str = "plugin_version";
 
-/// `SLURM_VERSION_NUM(major, minor, 0)` of a release as `YY.MM` (slurm.h: major << 16 | minor << 8 | micro).
+/// `SLURM_VERSION_NUM(major, minor, 0)` of a release as `YY.MM`
+/// (slurm.h: major << 16 | minor << 8 | micro).
 fn number(release: &str) -> Result<u32> {
     let parts = release
         .split_once('.')

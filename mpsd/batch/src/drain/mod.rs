@@ -226,8 +226,8 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // An administrator's note on a node in service. A note of ours is left from a drain that was
-    // lifted by hand.
+    // Keep an administrator's note on a node in service. A note of ours there is outdated: somebody
+    // lifted its drain by hand.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(prefix);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 pub const MOST_CONF: usize = 256 << 10;
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
-/// The first substate of a job whose processes have ended (source of both: job.h,
-/// `JOB_SUBSTATE_EXITING`).
+/// A job with this substate or a higher one has no process left (`JOB_SUBSTATE_EXITING` in job.h of
+/// Torque and of OpenPBS).
 const EXITING: u32 = 50;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 

@@ -72,8 +72,8 @@ impl JobLog {
         }
     }
 
-    /// Cuts off a line that a killed writer has left unfinished; `false`: the file is somebody
-    /// else's.
+    /// Removes the unfinished last line of a writer that was killed. `false`: the file is not one of
+    /// ours.
     fn begin(&self, go_on: bool) -> std::io::Result<bool> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;

@@ -1,0 +1,311 @@
+use super::*;
+use crate::job::journal::Programs;
+use crate::node::tasks::tasks;
+use mpsd_core::JobId;
+use mpsd_core::config::Settings;
+use mpsd_sys::cgroup::Cgroup;
+use mpsd_sys::spawn::{Identity, Spawn};
+use mpsd_sys::testing::{alone, outlived_by_a_thread};
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+
+/// A user that owns nothing on any system.
+const STRANGER: u32 = 54_321;
+
+fn recorded() -> (RealNode, Journal) {
+    let journal = serde_json::from_str(include_str!("../job/recorded/journal-1.json"));
+    let limit = Duration::from_secs(1);
+    let node = RealNode::new("test", &Settings::usual(), limit, limit);
+    (node, journal.unwrap())
+}
+
+/// One for each test, since they run side by side.
+fn made_cgroup(name: &str) -> Cgroup {
+    let cgroup = Cgroup::create(&(Cgroup::passing() + name)).unwrap();
+    cgroup.expect("this machine has no cgroup hierarchy to test with")
+}
+
+fn remove_cgroup(cgroup: &Cgroup) {
+    let removed = cgroup.remove();
+    cgroup
+        .path()
+        .parent()
+        .iter()
+        .for_each(|base| Cgroup::remove_base(base));
+    removed.unwrap();
+}
+
+/// A pid that `mpsd` names is the user's word. It proves nothing if its process talks
+/// elsewhere, or is a stranger's.
+#[test]
+fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
+    let (node, mut journal) = recorded();
+    (journal.cgroup, journal.uid) = (None, STRANGER);
+    journal.programs = Some(Programs {
+        server: file(Path::new("/bin/sleep")),
+        ..Programs::default()
+    });
+    let is_proved = |uid: u32, pipe: &Path, role| {
+        let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+        sleeper.args = vec!["60".into()];
+        sleeper.env = vec![(PIPE_DIRECTORY.into(), pipe.into())];
+        sleeper.identity = Some(Identity {
+            uid,
+            gid: STRANGER,
+            groups: Vec::new(),
+        });
+        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let proved = prove(&node, &journal, sleeper.pid(), role, &[]);
+        sleeper.kill(Deadline::after_ms(20_000));
+        proved.is_some()
+    };
+    let own = journal.daemons[0].pipe.clone();
+    assert!(is_proved(STRANGER, &own, Role::Server));
+    assert!(
+        !is_proved(STRANGER, Path::new("/tmp"), Role::Server),
+        "of no job"
+    );
+    assert!(!is_proved(STRANGER + 1, &own, Role::Server), "a stranger's");
+    assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
+}
+
+/// The journal does not have a server that NVIDIA's daemon has started again.
+#[test]
+fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
+    let cgroup = made_cgroup("");
+    let (mut node, mut journal) = recorded();
+    (journal.cgroup, journal.supervisor) = (Some(cgroup.path().to_owned()), None);
+    let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+    sleeper.args = vec!["60".into()];
+    sleeper.cgroup = Some(cgroup.directory().unwrap());
+    let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+    let own = node.own(&journal);
+    sleeper.kill(Deadline::after_ms(20_000));
+    remove_cgroup(&cgroup);
+    assert_eq!(
+        own.iter().map(|one| one.process).collect::<Vec<_>>(),
+        [sleeper.id().unwrap()]
+    );
+}
+
+/// The user's own program in our daemon's place may start what it likes in the job's cgroup.
+#[test]
+fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
+    let cgroup = made_cgroup("-names");
+    let (node, mut journal) = recorded();
+    journal.cgroup = Some(cgroup.path().to_owned());
+    let place = tempfile::tempdir().unwrap();
+    let (program, other) = (place.path().join(SERVER), place.path().join("other"));
+    let mut found = Vec::new();
+    for (owner, mode, is_inside, is_replaced) in [
+        (0, 0o755, true, false),
+        (0, 0o755, false, false),
+        (STRANGER, 0o755, true, false),
+        (0, 0o775, true, false),
+        (0, 0o757, true, false),
+        (0, 0o755, true, true),
+    ] {
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        chown(&program, Some(owner), None).unwrap();
+        set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+        let mut sleeper = Spawn::new(&program);
+        sleeper.args = vec!["60".into()];
+        sleeper.cgroup = is_inside.then(|| cgroup.directory().unwrap());
+        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        if is_replaced {
+            std::fs::copy("/bin/sleep", &other).unwrap();
+            std::fs::rename(&other, &program).unwrap();
+        }
+        let known = roles(&node, &journal, &[sleeper.id().unwrap()]);
+        found.push(known.first().map(|(_, role)| *role));
+        sleeper.kill(Deadline::after_ms(20_000));
+        std::fs::remove_file(&program).unwrap();
+    }
+    remove_cgroup(&cgroup);
+    assert_eq!(found, [Some(Role::Server), None, None, None, None, None]);
+}
+
+/// Otherwise root would not see a user who makes starts fail, and would blame the node.
+#[test]
+fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
+    let _alone = alone();
+    let (mut node, mut journal) = recorded();
+    (journal.cgroup, journal.uid) = (None, STRANGER + 3);
+    assert!(!node.user_is_here(&journal), "before");
+    let mut child = outlived_by_a_thread(journal.uid);
+    assert!(node.user_is_here(&journal), "its first thread has ended");
+    let process = Process::find(child.pid()).unwrap();
+    child.signal(Signal::SIGKILL);
+    assert!(process.wait_gone(Deadline::after_ms(20_000)));
+    assert!(!node.user_is_here(&journal), "all have");
+    child.wait(Deadline::after_ms(20_000)).unwrap();
+}
+
+/// Else the end of one job would kill the verification of another that joins the same MPS.
+#[test]
+fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
+    let (mut node, journal) = recorded();
+    let probe = beside(PROBE).unwrap();
+    std::fs::copy("/bin/sleep", &probe).unwrap();
+    let mut found = Vec::new();
+    for program in [&probe, Path::new("/bin/sleep")] {
+        let mut sleeper = Spawn::new(program);
+        sleeper.args = vec!["60".into()];
+        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let id = sleeper.id().unwrap();
+        let known = node
+            .roles(&journal, &[id])
+            .into_iter()
+            .map(|(_, role)| role);
+        found.push((known.collect::<Vec<_>>(), roles(&node, &journal, &[id])));
+        sleeper.kill(Deadline::after_ms(20_000));
+    }
+    std::fs::remove_file(&probe).unwrap();
+    assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
+}
+
+/// Each process says that it is of job 78. A scheduler's cgroup is believed first.
+#[test]
+fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
+    let cgroup = made_cgroup("-jobs");
+    let (mut node, shared) = recorded();
+    let (mut found, mut of_others) = (Vec::new(), Vec::new());
+    for below in [
+        "job_77/step_0",
+        "sEKNK/step_0",
+        "pbs_jobs.service/jobid/77.srv",
+        "torque/77.srv/R0.t0",
+        "none",
+    ] {
+        let path = cgroup.path().join(below);
+        std::fs::create_dir_all(&path).unwrap();
+        let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+        sleeper.args = vec!["60".into()];
+        sleeper.env = vec![(JOB.into(), "78.srv".into())];
+        sleeper.cgroup = Some(Cgroup::open(&path).unwrap().unwrap().directory().unwrap());
+        sleeper.identity = Some(Identity {
+            uid: STRANGER + 2,
+            gid: STRANGER,
+            groups: Vec::new(),
+        });
+        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let pid = sleeper.pid();
+        let by_sluid = |sluid: &str| (sluid == "sEKNK").then(|| JobId::parse("77").unwrap());
+        let job = tasks(STRANGER + 2, &[pid], &by_sluid)
+            .remove(0)
+            .job
+            .unwrap();
+        let mut others = shared.clone();
+        (others.uid, others.job) = (STRANGER, JobId::parse("77").unwrap());
+        of_others.extend(node.is_of_job(&others, pid));
+        let mut ends = |job: &str| {
+            let mut member = shared.clone();
+            (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
+            member.sluid = ["77", "77.0", "77.1"]
+                .contains(&job)
+                .then(|| "sEKNK".to_owned());
+            node.processes_of(&shared, &member).contains(&pid)
+        };
+        found.push((
+            job,
+            ["77", "77.srv", "78.srv", "77.0", "77.1", "7"].map(&mut ends),
+        ));
+        sleeper.kill(Deadline::after_ms(20_000));
+        for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
+            std::fs::remove_dir(path).unwrap();
+        }
+    }
+    remove_cgroup(&cgroup);
+    assert_eq!(
+        of_others,
+        Vec::<bool>::new(),
+        "another user's process is of no job"
+    );
+    let found: Vec<_> = found
+        .iter()
+        .map(|(job, ends)| (job.as_str(), *ends))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            // A step's end ends no client of its job's other steps.
+            ("77", [true, false, false, true, false, false]),
+            ("77", [true, false, false, true, false, false]),
+            ("77.srv", [false, true, false, false, false, false]),
+            ("77.srv", [false, true, false, false, false, false]),
+            ("78.srv", [false, false, true, false, false, false])
+        ]
+    );
+}
+
+/// A stack of about 800 bytes: frames above a call of the driver, and below it frames that
+/// differ from thread to thread.
+fn stack(number: usize, driver: bool) -> String {
+    let frame = if driver {
+        "[<0>] os_acquire_rwlock_write+0x35/0x40 [nvidia]"
+    } else {
+        "[<0>] folio_wait_bit_common+0x13d/0x350"
+    };
+    let mut frames = vec![
+        "[<0>] rwsem_down_write_slowpath+0x2a1/0x5f0".to_owned(),
+        frame.to_owned(),
+    ];
+    frames
+        .extend((0..15).map(|depth| format!("[<0>] rm_ioctl+{number:#x}/{depth:#x} [nvidia_uvm]")));
+    if !driver {
+        frames.truncate(2);
+        frames.extend(
+            (0..15).map(|depth| format!("[<0>] nfs_wait_bit_killable+{number:#x}/{depth:#x}")),
+        );
+    }
+    frames.join("\n") + "\n"
+}
+
+fn thread(state: char, stack: String) -> Thread {
+    Thread { state, stack }
+}
+
+#[test]
+fn a_thousand_waiting_threads_fit_into_one_answer() {
+    let processes = (0..20).map(|process| {
+        let threads = (0..50).map(|one| thread('D', stack(process * 50 + one, one % 2 == 0)));
+        (1000 + process as u32 % 4, threads.collect())
+    });
+    let found: Vec<(u32, Vec<Thread>)> = processes.collect();
+    let question = || Some(by_user(found.into_iter()));
+    let all: Option<Vec<Waiting>> =
+        by_child(Deadline::after(ALL_THREADS), question).expect("one answer");
+    let all = all.unwrap();
+    assert_eq!(
+        all.iter().map(|one| one.uid).collect::<Vec<_>>(),
+        [1000, 1001, 1002, 1003]
+    );
+    for one in &all {
+        let driver = stack(0, true)
+            .lines()
+            .take(2)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_eq!(
+            one.threads,
+            [thread('D', String::new()), thread('D', driver)]
+        );
+    }
+}
+
+#[test]
+fn what_waits_neither_in_state_d_nor_in_the_driver_is_left_out() {
+    let of = |threads: Vec<Thread>| by_user([(1000, threads)].into_iter());
+    assert_eq!(
+        of(vec![
+            thread('S', stack(1, false)),
+            thread('S', String::new())
+        ]),
+        []
+    );
+    let held = of(vec![thread('S', stack(1, true))]);
+    assert!(
+        held[0].threads[0].stack.ends_with(" [nvidia]\n"),
+        "{held:?}"
+    );
+}
