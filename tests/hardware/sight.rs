@@ -18,7 +18,8 @@ use crate::result::Section;
 use crate::site::Run;
 use crate::slurm;
 
-/// A GPU without a context for one to two seconds falls asleep.
+/// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
+/// longer to end after half a second.
 const SLEEP: Duration = Duration::from_millis(2500);
 const NONE: Option<&str> = None;
 
@@ -43,7 +44,7 @@ const END_GOAL: f64 = 1.15;
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let others = others(run)?;
     section.fact("gpus_hidden", others.len() as i64);
-    section.fact("idle_before_each_s", SLEEP.as_secs_f64());
+    section.fact("idle_before_each_begin_and_end_s", SLEEP.as_secs_f64());
     section.fact("pairs", run.pairs as i64);
     let lives = in_turn(&SIDES, run.pairs, |(_, side), _| {
         child::pause(SLEEP)?;
@@ -112,12 +113,14 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 fn by_hand(run: &Run) -> Result<(f64, f64)> {
     let daemon = run.place.daemon(&run.gpu().uuid, "sight", "")?.0;
     let ready = milliseconds(daemon.ready);
+    child::pause(SLEEP)?;
     Ok((ready, milliseconds(daemon.quit()?.0)))
 }
 
 fn job(run: &Run) -> Result<(f64, f64)> {
     let job = Job::named(&run.place, run.gpu(), "6400.srv")?;
     let begin = job.prologue(PLAIN)?.success()?.ms();
+    child::pause(SLEEP)?;
     Ok((begin, job.epilogue()?.success()?.ms()))
 }
 

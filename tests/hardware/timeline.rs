@@ -1,12 +1,14 @@
 //! What takes each millisecond of a begin and an end: by the shortest possible means, as a job, and
 //! under a real Slurm.
 
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::tests::child;
 use ::tests::samples::{in_turn, milliseconds, rounded};
 use ::tests::slurm::{Bed, User};
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use runner::sweep::plot::{self, Bar};
 
 use crate::bench::PLAIN;
@@ -45,37 +47,93 @@ struct Life {
 }
 
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let alone = in_turn(&[true, false], ROUNDS, |floor, _| match floor {
-        true => by_hand(run),
-        false => job(run),
-    })?;
-    for (name, lives) in ["by_hand", "job"].iter().zip(&alone) {
-        tell(section, run, name, lives)?;
-    }
+    lives(section, run, &ALONE, |case| case.live(run, None))?;
     let mut options = slurm::options(vec![run.number as u32]);
     options.cpus = 16;
     slurm::on_bed(section, run, options, |section, bed, user| {
-        const CASES: [(&str, Option<&str>); 4] = [
-            ("by_hand_beside_slurm", None),
-            ("srun_true", Some("true")),
-            ("srun_one_kernel", Some("-n1")),
-            ("srun_eight_ranks", Some("-n8")),
-        ];
-        let lives = in_turn(&CASES, ROUNDS, |(_, tasks), _| match tasks {
-            None => by_hand(run),
-            Some(tasks) => srun(run, bed, user, tasks),
-        })?;
-        for ((name, _), lives) in CASES.iter().zip(&lives) {
-            tell(section, run, name, lives)?;
-        }
-        Ok(())
+        lives(section, run, &BESIDE_SLURM, |case| {
+            case.live(run, Some((bed, user)))
+        })
     })
 }
 
-fn by_hand(run: &Run) -> Result<Life> {
+/// One life of a server, and what may decide how long its end takes.
+#[derive(Debug, Clone, Copy)]
+enum Case {
+    /// NVIDIA's programs alone, ended so long after they are ready.
+    ByHand(Duration),
+    /// The same in a new cgroup below the one of Slurm's jobs' daemons.
+    InCgroup,
+    /// As a job of a scheduler that runs our programs.
+    Job,
+    Srun(&'static [&'static str]),
+}
+
+/// As long as `srun true` lives.
+const IDLE: Duration = Duration::from_millis(600);
+
+const ALONE: [(&str, Case); 4] = [
+    ("by_hand", Case::ByHand(PAUSE)),
+    ("by_hand_idle", Case::ByHand(IDLE)),
+    ("by_hand_at_once", Case::ByHand(Duration::ZERO)),
+    ("job", Case::Job),
+];
+const BESIDE_SLURM: [(&str, Case); 8] = [
+    ("by_hand_beside_slurm", Case::ByHand(PAUSE)),
+    ("by_hand_at_once_beside_slurm", Case::ByHand(Duration::ZERO)),
+    ("by_hand_in_cgroup", Case::InCgroup),
+    ("job_beside_slurm", Case::Job),
+    ("srun_true", Case::Srun(&["true"])),
+    ("srun_sleep", Case::Srun(&["sleep", "0.5"])),
+    ("srun_one_kernel", Case::Srun(&["-n1"])),
+    ("srun_eight_ranks", Case::Srun(&["-n8"])),
+];
+
+impl Case {
+    fn live(self, run: &Run, slurm: Option<(&Bed, &User)>) -> Result<Life> {
+        match (self, slurm) {
+            (Self::ByHand(pause), _) => by_hand(run, pause),
+            (Self::InCgroup, _) => in_cgroup(|| by_hand(run, PAUSE)),
+            (Self::Job, _) => job(run),
+            (Self::Srun(words), Some((bed, user))) => srun(run, bed, user, words),
+            (Self::Srun(_), None) => bail!("no Slurm runs"),
+        }
+    }
+}
+
+fn lives(
+    section: &mut Section,
+    run: &Run,
+    cases: &[(&str, Case)],
+    live: impl Fn(Case) -> Result<Life>,
+) -> Result<()> {
+    let lives = in_turn(cases, ROUNDS, |(_, case), _| live(*case))?;
+    for ((name, _), lives) in cases.iter().zip(&lives) {
+        tell(section, run, name, lives)?;
+    }
+    Ok(())
+}
+
+/// Does `work` in a cgroup beside those of Slurm's jobs.
+fn in_cgroup<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+    let root = Path::new("/sys/fs/cgroup");
+    let own = root.join(own.context("no cgroup v2")?.trim_start_matches('/'));
+    let group = root.join("system.slice/mpsd.service/by-hand");
+    fs::create_dir_all(&group)?;
+    let enter = |group: &Path| fs::write(group.join("cgroup.procs"), "0");
+    enter(&group)?;
+    let done = work();
+    enter(&own)?;
+    fs::remove_dir(&group)?;
+    done
+}
+
+fn by_hand(run: &Run, pause: Duration) -> Result<Life> {
     let watch = Watch::start(&run.place.run);
     let daemon = run.place.daemon(&run.gpu().uuid, "floor0", "")?.0;
-    child::pause(PAUSE)?;
+    child::pause(pause)?;
     let end = now(&watch);
     daemon.quit()?;
     Ok(Life {
@@ -99,12 +157,12 @@ fn job(run: &Run) -> Result<Life> {
     })
 }
 
-fn srun(run: &Run, bed: &Bed, user: &User, tasks: &str) -> Result<Life> {
+fn srun(run: &Run, bed: &Bed, user: &User, tasks: &[&str]) -> Result<Life> {
     let load = run.place.staged("cuda-load")?.display().to_string();
     let mut words = vec!["--gres=gpu:1", "--mps"];
-    match tasks {
-        "true" => words.push("true"),
-        tasks => words.extend([tasks, &*load, "--after", "0", "--seconds", "0"]),
+    words.extend(tasks);
+    if tasks[0].starts_with('-') {
+        words.extend([&*load, "--after", "0", "--seconds", "0"]);
     }
     let watch = Watch::start(&run.place.run);
     let began = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();

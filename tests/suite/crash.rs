@@ -362,12 +362,13 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     let world = shared(&before(scenario));
     let name = format!("{}, {trouble:?}", scenario.name);
     let fault = matches!(trouble, Trouble::FaultAt(_));
-    let mut drains = usize::from(fault);
+    let (mut drains, mut is_left) = (usize::from(fault), false);
     match Sim::new(&world, trouble).begin(scenario) {
-        // What was begun for other GPUs could not be undone: the findings say why.
+        // What was begun for other GPUs could not be undone: the findings say why, and the job's
+        // end goes on.
         Err(failed) if failed.failure.to_string().contains("cannot be taken down") => {
             assert!(!failed.findings.is_clean(), "{name}: {failed:?}");
-            drains = failed.findings.faults.len();
+            (drains, is_left) = (failed.findings.faults.len(), true);
         }
         Err(failed) => {
             let kept = match &failed.failure {
@@ -386,6 +387,9 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     assert_eq!(world.borrow().drains.len(), drains, "{name}: drains");
     assert_eq!(world.borrow().failed.len(), 1, "{name}: counted");
     world.borrow_mut().settle();
+    if is_left {
+        return restored(&world, scenario, &name);
+    }
     let mut left = world.borrow().picture();
     let id = scenario.id();
     if scenario.record {

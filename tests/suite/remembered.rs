@@ -1,14 +1,18 @@
-//! A start asks NVML, whatever an earlier one knew of the GPUs: only of those that the job does not
-//! get is that believed. A job that joins an MPS asks nothing.
+//! A start goes by the GPUs that an earlier one knew. NVML confirms them while the control daemon
+//! comes up, or the start begins again by NVML's answer. A job that joins an MPS asks nothing.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::rc::Rc;
+use std::time::Duration;
 
 use batch::{Exclusive, GpuName, GpuSource};
+use mpsd::job::node::{Files as _, Role};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu};
-use tests::place::{Place, fast};
+use nix::sys::signal::Signal;
+use tests::double::look::wait_until;
+use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
 use tests::sim::{Node, Sim, Trouble, paths};
 
@@ -25,17 +29,27 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     let h100: Otherwise = |gpu| gpu.name = "NVIDIA H100".to_owned();
     let [cgroup, control] = ["cgroup = \"none\"", "control = \"/opt/control\""]
         .map(|key| &*format!("[[node]]\nproduct = \"NVIDIA H100\"\n{key}").leak());
-    for (name, config, otherwise) in [
-        ("as before", "", (|_| {}) as Otherwise),
-        ("other GPUs", "", |gpu| gpu.memory_mib = Some(80_000)),
-        ("a mode that other jobs set", "", |gpu| gpu.mode = EXCLUSIVE),
-        ("without a cgroup", cgroup, h100),
-        ("another daemon", control, h100),
+    for (name, config, otherwise, again) in [
+        ("as before", "", (|_| {}) as Otherwise, false),
+        ("other GPUs", "", |gpu| gpu.memory_mib = Some(80_000), true),
+        ("other minors", "", |gpu| gpu.minor = Some(7), true),
+        ("without a cgroup", cgroup, h100, true),
+        ("another daemon", control, h100, true),
     ] {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
         let scenario = scenario.config(config).remembered(otherwise);
         let world = scenario.node();
-        Sim::well(&world).begin(&scenario).expect(name);
+        let mut node = Sim::well(&world);
+        node.begin(&scenario).expect(name);
+        // Each start leaves time for its rollback.
+        let kept = node.settings().teardown.as_millis() * 3 / 5;
+        if let [first, second] = node.start_ms[..] {
+            assert!(u128::from(second) + kept <= first.into(), "{name}");
+        }
+        assert_eq!(node.start_ms.len(), 1 + usize::from(again), "{name}");
+        drop(node);
+        let log = world.borrow().log.concat();
+        assert_eq!(log.contains("MPS is begun again"), again, "{name}: {log}");
         let limits = record(&world, &scenario).daemons[0].memory.clone();
         assert_eq!(limits[0].1, 143_771 / 4, "{name}");
         let up = world.borrow().clone();
@@ -46,6 +60,10 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
         Sim::well(&world).end(&scenario);
         let before = scenario.world().picture();
         assert_eq!(world.borrow().picture(), before, "{name}");
+        // The next start knows them.
+        let mut node = Sim::well(&world);
+        node.begin(&scenario).expect(name);
+        assert_eq!(node.start_ms.len(), 1, "{name}");
     }
 }
 
@@ -54,13 +72,20 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
 #[test]
 fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
-    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
-    let world = scenario.node();
-    world.borrow_mut().starter = Some(STARTER);
-    Sim::well(&world).begin(&scenario).expect("it begins");
-    assert_eq!(world.borrow().starter, Some(STARTER));
-    assert!(Sim::well(&world).end(&scenario).is_clean());
-    assert_eq!(world.borrow().starter, None, "it goes on");
+    for otherwise in [
+        |_: &mut Gpu| {},
+        |gpu: &mut Gpu| gpu.memory_mib = Some(80_000),
+    ] {
+        let scenario = Scenario::new("announced", "MPS=true", 1)
+            .remembered(otherwise)
+            .announced();
+        let world = scenario.node();
+        world.borrow_mut().starter = Some(STARTER);
+        Sim::well(&world).begin(&scenario).expect("it begins");
+        assert_eq!(world.borrow().starter, Some(STARTER));
+        assert!(Sim::well(&world).end(&scenario).is_clean());
+        assert_eq!(world.borrow().starter, None, "it goes on");
+    }
 }
 
 /// NVML takes its time for the first look at each GPU of a node.
@@ -239,28 +264,100 @@ fn a_step_counts_its_gpus_as_nvml_tells_them_to_it() {
 }
 
 #[test]
-fn no_daemon_starts_for_a_job_that_ends_while_its_gpus_are_claimed() {
-    let scenario = Scenario::new("first", "MPS=true", 1);
-    let (mut at, mut claimed) = (0, 0);
-    loop {
+fn no_server_starts_for_a_job_that_ends_while_nvml_is_asked() {
+    let scenario = Scenario::new("second", "MPS=true", 1).remembered(|_| {});
+    let id = scenario.id();
+    for at in 0.. {
         let world = scenario.node();
-        let ends = scenario.clone();
-        let (is_claimed, is_up) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
-        let seen = (Rc::clone(&is_claimed), Rc::clone(&is_up));
+        let (ends, job) = (scenario.clone(), id.clone());
+        let asked = Rc::new(Cell::new(false));
+        let is_asked = Rc::clone(&asked);
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            seen.0
-                .set(world.borrow().accounts().values().any(Option::is_some));
-            seen.1.set(!world.borrow().processes.is_empty());
+            is_asked.set(
+                world
+                    .borrow()
+                    .has_process(&job, |p| p.role == Role::Supervisor),
+            );
             Sim::well(world).end(&ends);
         });
         node.begin(&scenario).ok();
-        if is_up.get() {
+        if asked.get() {
+            assert!(!world.borrow().let_start.contains(&id), "point {at}");
             break;
         }
-        // At the last of these points the start has looked already.
-        let none = world.borrow().spawned == scenario.world().spawned;
-        claimed += usize::from(is_claimed.get() && none);
-        at += 1;
     }
-    assert!(claimed > 1, "{claimed}");
+}
+
+/// On the double: the control daemon starts beside NVML, and no server starts before root has
+/// checked the GPUs.
+#[test]
+fn no_server_starts_without_root() {
+    const SLOW_MS: u64 = 2_000;
+    /// Several times what a server takes to appear.
+    const A_SERVERS: Duration = Duration::from_millis(600);
+    let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
+    let mut prologue = place.start_torque("2.srv", "MPS=true", "0");
+    let socket = place.job("2.srv").join("pipe/control");
+    eventually("the control daemon is up before NVML is", || {
+        socket.exists()
+    });
+    let server = || !place.pids("nvidia-cuda-mps-server").is_empty();
+    assert!(
+        !wait_until(A_SERVERS, server),
+        "a server before its mode is set"
+    );
+    assert_eq!(place.node.modes(), ["default"], "NVML has not answered");
+    kill(prologue.pid(), Signal::SIGKILL);
+    prologue.wait();
+    let gone = || {
+        ["mpsd", "nvidia-cuda-mps-control"]
+            .iter()
+            .all(|name| place.pids(name).is_empty())
+    };
+    eventually("mpsd ends with the prologue, and its control daemon", gone);
+    place.torque_end("2.srv").ok();
+    place.assert_as_before("a prologue killed before the server may start");
+}
+
+/// On the double: the GPU's memory has changed since the last job.
+#[test]
+fn what_is_begun_again_is_whole() {
+    let place = Place::new(fast(1), "");
+    let ledger = place.path("run/ledger");
+    let mut told: serde_json::Value =
+        serde_json::from_slice(&fs::read(&ledger).expect("a ledger")).expect("JSON");
+    told["gpus"]["gpus"][0]["memory_mib"] = 80_000.into();
+    fs::write(&ledger, told.to_string()).expect("write");
+    place.begin("2.srv", "MPS=true,MPS_MEM=25%", "0");
+    for file in ["observations", "killed", "told"] {
+        assert!(place.job("2.srv").join(file).exists(), "{file}");
+    }
+    let named = |name| place.pids(name).len();
+    assert_eq!(
+        ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"].map(named),
+        [1, 1, 1]
+    );
+    let again = fs::read(&ledger).expect("a ledger");
+    assert!(
+        !String::from_utf8_lossy(&again).contains("80000"),
+        "NVML's answer is kept"
+    );
+    place.torque_end("2.srv").ok();
+    place.assert_as_before("a start that began again");
+}
+
+/// Its user would read each warning twice.
+#[test]
+fn a_start_that_begins_again_says_what_it_has_to_say_once() {
+    let scenario = Scenario::new("second", "MPS=true,MPS_THREADS=100", 1)
+        .tasks(100)
+        .remembered(|gpu| gpu.memory_mib = Some(80_000));
+    let world = scenario.node();
+    Sim::well(&world).begin(&scenario).expect("it begins");
+    let warnings = record(&world, &scenario).warnings;
+    let log = world.borrow().log.concat();
+    assert!(!warnings.is_empty());
+    for warning in warnings {
+        assert_eq!(log.matches(&*warning).count(), 1, "{warning}: {log}");
+    }
 }

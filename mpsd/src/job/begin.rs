@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
-use super::planned::make_plan;
+use super::planned::{Gpus, are_confirmed, make_plan};
 use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
@@ -22,7 +22,7 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::unasked::{self, Unasked};
-use mpsd_core::{Failure, JobId};
+use mpsd_core::{Failure, Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::now;
 use std::time::Instant;
@@ -82,29 +82,69 @@ fn start<N: Node>(
     {
         return leave_out(node, job, when, None, &why);
     }
-    let announced = when == ReturnWhen::Announced;
-    let early = match announced {
-        true => take_over(node, job, when)?,
-        false => None,
+    let early = match when {
+        ReturnWhen::Announced => take_over(node, job, when)?,
+        ReturnWhen::Ready | ReturnWhen::Started => None,
     };
-    let (settings, plan) = match make_plan(node, job, scheduled) {
+    let tried = attempt(node, job, scheduled, when, (began, early, Gpus::Remembered))?;
+    let Some(held) = tried else { return Ok(()) };
+    let id = &job.submission.job;
+    let line = format!(
+        "job {id}: this node's GPUs have changed since an earlier job: its MPS is begun again"
+    );
+    node.log(Severity::Info, &line);
+    if let Err(failure) = node.forget_attempt(id) {
+        let _ = node.remove_job(id);
+        return Err(failure.into());
+    }
+    // The time kept for a rollback may be used up, and this attempt may need one, too.
+    let job = Job {
+        deadline: job.deadline.less(node.settings().teardown),
+        ..job.clone()
+    };
+    let again = (began, Some(held), Gpus::Asked);
+    attempt(node, &job, scheduled, when, again).map(drop)
+}
+
+/// One try, which holds the lock of the job's directory from `early` on if that is given. Returns
+/// the lock if it went by GPUs that the node does not have: all of it is undone.
+fn attempt<N: Node>(
+    node: &mut N,
+    job: &Job,
+    scheduled: &impl Scheduled,
+    when: ReturnWhen,
+    (began, early, gpus): (Instant, Option<LockGuard>, Gpus),
+) -> Result<Option<LockGuard>, FailedStart> {
+    let (settings, plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
-            return leave_out(node, job, when, early, &refusal.to_string());
+            return leave_out(node, job, when, early, &refusal.to_string()).map(|()| None);
         }
-        made => made.map_err(|failure| FailedStart {
-            job_ended: early.is_some() && is_over(node, &job.submission.job),
-            ..failure.into()
+        made => made.map_err(|failure| {
+            let id = &job.submission.job;
+            let job_ended = early.is_some() && is_over(node, id);
+            if gpus == Gpus::Asked
+                && let Err(why) = node.remove_job(id)
+            {
+                node.log(Severity::Warning, &format!("job {id}: {why}"));
+            }
+            FailedStart {
+                job_ended,
+                ..failure.into()
+            }
         })?,
     };
     let held = match early {
         Some(held) => Some(held),
         None => take_over(node, job, when)?,
     };
-    let Some(held) = held else { return Ok(()) };
+    let Some(held) = held else { return Ok(None) };
     let mut start = Start {
         journal: Journal {
             programs: Some(node.programs(&settings.control)),
-            starter: announced.then(|| node.own_process()).flatten(),
+            starter: match when {
+                ReturnWhen::Announced => node.own_process(),
+                ReturnWhen::Ready | ReturnWhen::Started => None,
+            },
             ..Journal::new(job, &settings, &plan)
         },
         spec: Spec {
@@ -113,15 +153,20 @@ fn start<N: Node>(
         },
         record: plan.record,
         shared: plan.shared,
+        notes: plan.notes,
+        unconfirmed,
+        has_changed: false,
         verify: plan.verify.then_some(job.deadline),
         user_was_here: false,
         began,
-        _held: held,
+        held,
     };
-    start.say_notes(node, &plan.notes);
+    if start.unconfirmed.is_none() {
+        start.say_notes(node);
+    }
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
-    start.or_undo(node, |start, node| {
+    let begun = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
         if goes_on {
@@ -129,11 +174,16 @@ fn start<N: Node>(
         } else {
             start.carry_out(node)
         }
-    })?;
-    match when {
-        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
-        ReturnWhen::Started => start.finish_alone(node, job),
+    });
+    match begun {
+        Err(failed) if start.may_begin_again(&failed) => return Ok(Some(start.held)),
+        begun => begun?,
     }
+    match when {
+        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false)?,
+        ReturnWhen::Started => start.finish_alone(node, job)?,
+    }
+    Ok(None)
 }
 
 /// Why a job that did not ask has no MPS by its script, where the scheduler has placed it already.
@@ -281,10 +331,13 @@ fn begin_shared(
         },
         record: plan.record.clone(),
         shared: Vec::new(),
+        notes: Vec::new(),
+        unconfirmed: None,
+        has_changed: false,
         verify: None,
         user_was_here: false,
         began: Instant::now(),
-        _held: held,
+        held,
     };
     let member = &member.journal.job;
     start.or_undo(node, |start, node| {
@@ -302,16 +355,22 @@ struct Start {
     record: Record,
     /// The plans of the shared MPS that it joins.
     shared: Vec<Plan>,
+    /// Of the plan, until they are said.
+    notes: Vec<String>,
+    /// The GPUs that the plan goes by, until NVML has confirmed them.
+    unconfirmed: Option<Inventory>,
+    /// NVML tells others.
+    has_changed: bool,
     /// Run `mps-probe` until then.
     verify: Option<Deadline>,
     /// Its user had another process on the node when `mpsd` started.
     user_was_here: bool,
     began: Instant,
-    _held: LockGuard,
+    held: LockGuard,
 }
 
 impl Start {
-    fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
+    fn say_notes(&self, node: &mut impl Node) {
         let job = &self.journal.job;
         for warning in &self.record.warnings {
             let line = format!("job {job}: {warning}");
@@ -319,7 +378,7 @@ impl Start {
             // Torque: the job's own error file.
             node.complain(&line);
         }
-        for note in notes {
+        for note in &self.notes {
             node.log(Severity::Info, &format!("job {job}: {note}"));
         }
     }
@@ -330,12 +389,21 @@ impl Start {
         work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
     ) -> Result<(), FailedStart> {
         work(self, node).map_err(|mut failed| {
-            // Now, because undo removes the mark with the directory.
+            failed
+                .findings
+                .merge(undo::undo_effects(node, &self.journal));
+            // Now, because the mark goes with the directory.
             failed.job_ended = node.is_cancelled(&self.journal.job);
-            failed.findings.merge(undo::undo(node, &self.journal));
+            if !self.may_begin_again(&failed) {
+                undo::remove(node, &self.journal, &mut failed.findings);
+            }
             failed.gpus = self.journal.gpu_names();
             failed
         })
+    }
+
+    fn may_begin_again(&self, failed: &FailedStart) -> bool {
+        self.has_changed && failed.findings.is_clean() && !failed.job_ended
     }
 
     /// Carries the plan out. After its last effect `mpsd` is starting.
@@ -390,10 +458,25 @@ impl Start {
                 expect_its_job(node, &journal.job)?;
                 journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
                 node.write_journal(journal)?;
-                // Costs nothing: NVIDIA's program takes longer to start.
+                // Costs nothing: NVIDIA's program and NVML take longer to start.
                 self.user_was_here = node.user_is_here(journal);
+                self.confirm(node)?;
             }
         }
+        Ok(())
+    }
+
+    /// Has NVML confirm the GPUs that the plan goes by.
+    fn confirm<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
+        let Some(known) = self.unconfirmed.take() else {
+            return Ok(());
+        };
+        self.has_changed = !are_confirmed(node, &known, &self.journal.gpu_uuids())?;
+        if self.has_changed {
+            let why = "they have changed since an earlier job, and what was begun for those cannot be taken down";
+            return Err(Undetermined::new("this node's GPUs", why).into());
+        }
+        self.say_notes(node);
         Ok(())
     }
 
@@ -444,6 +527,7 @@ impl Start {
     }
 
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
+        expect_its_job(node, &self.journal.job)?;
         let proved = node
             .await_ready(&self.journal, &self.spec)
             .map_err(|failure| {

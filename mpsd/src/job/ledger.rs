@@ -208,14 +208,15 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
 }
 
 /// Keeps the GPUs for the starts to come. Their modes are not kept: jobs change them.
-pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
-    let mut gpus = gpus.clone();
+/// Returns what is kept.
+pub(super) fn remember_gpus(files: &mut impl Files, mut gpus: Inventory) -> Inventory {
     for gpu in gpus.gpus.iter_mut().chain(&mut gpus.migs) {
         gpu.mode = ComputeMode::Default;
     }
     if Ledger::read(files).gpus.as_ref() != Some(&gpus) {
-        Ledger::change(files, |ledger, _| ledger.gpus = Some(gpus));
+        Ledger::change(files, |ledger, _| ledger.gpus = Some(gpus.clone()));
     }
+    gpus
 }
 
 /// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would

@@ -12,33 +12,47 @@ use crate::plan::{decide, tasks};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::{Failure, GpuUuid, Inventory};
 
-/// The settings and the plan, by what NVML says of the job's GPUs.
+/// How a start gets to know the node's GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gpus {
+    /// By the ledger, if that knows them. NVML confirms it while the control daemon comes up.
+    Remembered,
+    /// NVML tells them before anything is begun.
+    Asked,
+}
+
+/// The settings and the plan, and the GPUs that NVML has not confirmed yet.
 pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,
     scheduled: &impl Scheduled,
-) -> Result<(Settings, Plan), Failure> {
+    gpus: Gpus,
+) -> Result<(Settings, Plan, Option<Inventory>), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let plan_for = |inventory: &Inventory| decide(&job.case(&devices, inventory));
     let known = Ledger::read(node).gpus;
     let known = known.and_then(|known| Some((plan_for(&known).ok()?, known)));
-    let (settings, mut plan) = match known {
+    let (settings, mut plan, unconfirmed) = match known {
         // NVML takes longer to load than all the rest of a join.
-        Some((made, _)) if shared::are_up(node, &made.1) => made,
-        Some(((_, plan), known)) => {
-            let gpus = plan.record.gpus.iter().map(|gpu| gpu.uuid.clone());
-            let now = node.inventory_again(&known, &gpus.collect::<Vec<_>>())?;
-            remember(node, job, &now);
-            plan_for(&now)?
+        Some(((settings, plan), _)) if shared::are_up(node, &plan) => (settings, plan, None),
+        Some(((settings, plan), known))
+            if gpus == Gpus::Remembered && plan.shared.is_empty() && !job.submission.step =>
+        {
+            node.prepare_nvml(&uuids(&plan));
+            (settings, plan, Some(known))
         }
-        None => {
-            let now = node.inventory()?;
+        known => {
+            let now = match known {
+                Some(((_, plan), known)) => node.inventory_again(&known, &uuids(&plan))?,
+                None => node.inventory()?,
+            };
             remember(node, job, &now);
-            plan_for(&now)?
+            let (settings, plan) = plan_for(&now)?;
+            (settings, plan, None)
         }
     };
     if let Some(script) = (!job.by_site).then(|| scheduled.script()).flatten() {
@@ -47,7 +61,22 @@ pub(super) fn make_plan(
         plan.record.warnings.extend(advice);
     }
     node.check_control(&settings.control)?;
-    Ok((settings, plan))
+    Ok((settings, plan, unconfirmed))
+}
+
+fn uuids(plan: &Plan) -> Vec<GpuUuid> {
+    let gpus = plan.record.gpus.iter();
+    gpus.map(|gpu| gpu.uuid.clone()).collect()
+}
+
+/// Whether NVML tells the same of `gpus` as is `known`. Later starts go by its answer.
+pub(super) fn are_confirmed(
+    node: &mut impl Node,
+    known: &Inventory,
+    gpus: &[GpuUuid],
+) -> Result<bool, Failure> {
+    let now = node.inventory_again(known, gpus)?;
+    Ok(ledger::remember_gpus(node, now) == *known)
 }
 
 /// Keeps NVML's answer for later starts unless this is a step's. slurmstepd is inside the device
@@ -55,7 +84,7 @@ pub(super) fn make_plan(
 /// GPUs alone, counted from 0.
 fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
     if !job.submission.step {
-        ledger::remember_gpus(node, inventory);
+        ledger::remember_gpus(node, inventory.clone());
     }
 }
 

@@ -11,8 +11,12 @@ use std::time::Duration;
 
 /// The descriptor on which `mpsd` finds its [`Spec`].
 pub const SPEC_FD: i32 = 3;
-/// The descriptor on which `mpsd` writes its [`StartReport`].
+/// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here,
+/// and reads [`GO`] from it.
 pub const REPORT_FD: i32 = 4;
+
+/// Root sends this when the servers may start: the GPUs are claimed, and their modes set.
+pub const GO: &[u8] = b"\n";
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
 pub const OBSERVATIONS_FD: i32 = 5;

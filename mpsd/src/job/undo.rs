@@ -24,6 +24,12 @@ const MOST_LADDERS: usize = 8;
 /// accounts and compute modes, then strangers, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = undo_effects(node, journal);
+    remove(node, journal, &mut findings);
+    findings
+}
+
+/// Removes the job's directory if its effects are undone, with what an end has noted in it.
+pub(super) fn remove(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     if findings.is_clean() {
         findings.take(node.remove_job(&journal.job));
     } else if !journal.left {
@@ -32,10 +38,10 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         // Only metrics read this mark, so a failure is no finding.
         let _ = node.write_journal(&left);
     }
-    findings
 }
 
-fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
+/// As [`undo`], but the job's directory stays, with its lock.
+pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
@@ -58,6 +64,10 @@ fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
     }
     if started {
         stop_strangers(node, journal, &mut findings);
+    }
+    // No server starts before its GPU is claimed, so a start that fails without NVML leaves none.
+    let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
+    if started && journal.to_undo().any(claims) {
         for gpu in &journal.gpus {
             look_for_contexts(node, journal, &gpu.uuid, &mut findings);
         }

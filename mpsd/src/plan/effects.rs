@@ -29,8 +29,8 @@ pub enum Effect {
     /// Inverse: remove both.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories { daemon: usize },
-    /// Start `mpsd` as the job's user, which starts the control daemons and their servers, and
-    /// proves every daemon ready. Inverse: the teardown ladder.
+    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers
+    /// when all effects are done, and then proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
 }

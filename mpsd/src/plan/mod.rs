@@ -284,21 +284,19 @@ fn effects(
                 gpu: gpu.uuid.clone(),
                 mode: ComputeMode::ExclusiveProcess,
             }),
-            Some(why) => notes.push(format!(
-                "compute mode of {} stays {}: {why}",
-                gpu.uuid, gpu.mode
-            )),
+            Some(why) => notes.push(format!("compute mode of {} stays: {why}", gpu.uuid)),
         }
     }
     begin_daemons(draft.settings, daemons, claims)
 }
 
-/// No daemon starts before its GPUs are claimed, and their modes set.
+/// The GPUs are claimed, and their modes set, while the control daemon comes up. No server starts
+/// before that.
 fn begin_daemons(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
     let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
     let effects = cgroup.into_iter().chain(directories);
-    effects.chain(claims).chain([Effect::StartDaemon]).collect()
+    effects.chain([Effect::StartDaemon]).chain(claims).collect()
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
@@ -310,8 +308,6 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
         Some("compute_mode = \"keep\"")
     } else if case.submission.step {
         Some("a step does not change it")
-    } else if gpu.mode != ComputeMode::Default {
-        Some("only DEFAULT is changed")
     } else {
         match case.devices.exclusive {
             Exclusive::GpusAlone => None,

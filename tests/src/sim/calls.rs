@@ -1,6 +1,6 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
-use super::{Living, Node, Sim, World, reference};
+use super::{Living, Node, Sim, reference};
 use batch::control::{Controller, NodeStatus};
 use batch::drain::Place;
 use batch::{Requeued, Scheduler, Site, UserRef};
@@ -156,7 +156,10 @@ impl Daemons for Sim {
 
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
-        self.step(World::settle);
+        self.step(|world| {
+            world.let_start.insert(journal.job.clone());
+            world.settle();
+        });
         let mut world = self.world.borrow_mut();
         let has = |role| world.has_process(&journal.job, |p| p.role == role);
         if !has(Role::Control) || !has(Role::Server) {
