@@ -15,6 +15,7 @@ use tests::double::look::wait_until;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
 use tests::sim::{Node, Sim, Trouble, paths};
+use tests::stage::{USER, uid_of};
 
 const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
 
@@ -359,5 +360,24 @@ fn a_start_that_begins_again_says_what_it_has_to_say_once() {
     assert!(!warnings.is_empty());
     for warning in warnings {
         assert_eq!(log.matches(&*warning).count(), 1, "{warning}: {log}");
+    }
+}
+
+/// A process of the same user starts the server while root waits for NVML.
+#[test]
+fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
+    for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
+        let job = format!("{number}.srv");
+        // A failed prologue of Torque uses its whole time.
+        let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
+        let mut prologue = place.start_torque(&job, account, "0");
+        let socket = place.job(&job).join("pipe/control");
+        eventually("the control daemon", || socket.exists());
+        place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
+        assert_eq!(prologue.wait(), Some(code), "{account}");
+        assert_eq!(place.node.modes(), ["default"], "{account}");
+        place.torque_end(&job).ok();
+        place.assert_not_drained(account);
+        place.assert_as_before(account);
     }
 }
