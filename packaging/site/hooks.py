@@ -101,7 +101,7 @@ def drawn(diagram, page):
 
 def boost(page):
     if page == "docs/troubleshooting.md":
-        return 40
+        return 4
     if page in ("docs/quick-start.md", "docs/recipes.md", "docs/operations.md"):
         return 2
     late = "/" not in page and page != "README.md" or page.startswith(("docs/facts/", "docs/newer-drivers"))

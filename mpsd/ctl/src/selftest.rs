@@ -153,8 +153,10 @@ impl Selftest {
             let mut commands: Vec<&str> = commands.collect();
             commands.dedup();
             let commands = commands.join(" or ");
-            let why = "is not in PATH, or is another's: run it where jobs are submitted";
-            failed(format!("no scheduler: {commands} {why}"))
+            let remedy = "run it where jobs are submitted";
+            failed(format!(
+                "no scheduler: no {commands} that works is in PATH: {remedy}"
+            ))
         })
     }
 }

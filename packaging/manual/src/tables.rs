@@ -104,16 +104,17 @@ pub fn errors() -> String {
     TROUBLES.iter().map(paragraph).collect()
 }
 
-/// The guide's page of troubleshooting with the table of errors in it.
+/// The guide's page of troubleshooting with the errors in it, each below a heading, so that a search
+/// leads to it.
 pub fn in_troubleshooting(page: &str) -> Result<String> {
-    let line = |row: &Trouble| {
-        let [title, cause, remedy] =
-            [&*title(row), &row.cause, &row.remedy].map(|cell| cell.replace('|', "\\|"));
-        format!("| [{title}](facts/{}) | {cause} | {remedy} |\n", row.source)
+    let error = |row: &Trouble| {
+        let (title, source) = (title(row), &row.source);
+        format!(
+            "\n### {title}\n\n- **Cause:** {} ([source](facts/{source})).\n- **Remedy:** {}.\n",
+            row.cause, row.remedy
+        )
     };
-    let lines: String = TROUBLES.iter().map(line).collect();
-    let table = format!("| what | cause | remedy |\n|---|---|---|\n{lines}");
-    filled(page, ERRORS, &table)
+    filled(page, ERRORS, &String::from_iter(TROUBLES.iter().map(error)))
 }
 
 /// The guide's page of reports with the rules of advice in it.
@@ -130,13 +131,15 @@ pub fn in_report(page: &str) -> Result<String> {
 /// The page of programs with what is known of each, and the figures of the runs: name and text of
 /// each.
 pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
+    let has_figures = |row: &KnownProgram| {
+        let result = row.result.as_ref();
+        result.is_some_and(|result| runs.iter().any(|(name, _)| *name == result))
+    };
     let line = |row: &KnownProgram| {
         let title = format!("{} {}", row.name, row.version);
         let ran = match &row.result {
-            // The list below names its file.
-            Some(result) if runs.iter().any(|(name, _)| *name == result) => {
-                format!("{}: [figures](#figures)", row.ran)
-            }
+            // The list there names its file, day and GPU.
+            _ if has_figures(row) => "[figures](#figures)".to_owned(),
             Some(result) => format!("{}: `{RESULTS}/{result}`", row.ran),
             None if row.ran.is_empty() => "read".to_owned(),
             None => row.ran.clone(),
@@ -150,7 +153,10 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
             row.seen
         )
     };
-    let lines: String = PROGRAMS.program.iter().map(line).collect();
+    let tells_more = |row: &&KnownProgram| {
+        !has_figures(row) || !row.needs.is_empty() || !row.ours.is_empty()
+    };
+    let lines: String = PROGRAMS.program.iter().filter(tells_more).map(line).collect();
     let head = "| program | under MPS | needs | what we do | ran |\n|---|---|---|---|---|\n";
     let page = filled(page, ALL_PROGRAMS, &format!("{head}{lines}"))?;
     filled(&page, FIGURES, &figures(runs)?)

@@ -136,9 +136,10 @@ const MODE: Row = Row {
     bare: Some("on"),
     allowed: Mode::ALLOWED,
     words: &["per-node", "auto", "per-gpu", "own", "off"],
-    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `auto`, `per-gpu`, `own`, `off`",
+    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `auto` (only where it helps), `per-gpu`, `own`, `off`",
     more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. `auto` is `per-node` if the job has more \
-           tasks on a node than GPUs, or a GPU that jobs share; else the job runs as if it had not asked (mpsd(8), AUTO). \
+           tasks on a node than GPUs, or a GPU that jobs share; else the job runs as if it had not asked (mpsd(8), AUTO). The `auto` of a \
+           limit is another one: a number that mpsd computes. \
            If the scheduler lets several jobs share a GPU, the user's jobs there share one MPS. With `own` this job has an MPS of its \
            own, which takes turns with the others.",
     ..Row::PLAIN
@@ -151,7 +152,7 @@ options! {
         list: true,
         allowed: Threads::ALLOWED,
         words: &["auto"],
-        help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
+        help: "active thread percentage of each client: 1 to 100, `auto` (twice the even share), or a list by local rank (`30:70`)",
         more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks that can meet on a GPU: twice the even share, since clients \
                seldom all compute at once. The limit also holds for a task whose neighbors are idle (mpsd(8), LIMITS).",
         lowered_by_steps: true,
@@ -164,8 +165,8 @@ options! {
         list: true,
         allowed: MemoryLimit::ALLOWED,
         words: &["auto"],
-        help: "pinned memory limit of each client: `4G`, `900M`, `25%`, `auto`, by GPU (`0=4G:1=2G`), by local rank \
-               (`2G:4G`)",
+        help: "pinned memory limit of each client: `4G`, `900M`, `25%`, `auto` (the even share), by GPU (`0=4G:1=2G`), by \
+               local rank (`2G:4G`)",
         more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job that can meet on it. A GPU is named by its \
                number within the job, from 0, or by its UUID.",
         lowered_by_steps: true,
