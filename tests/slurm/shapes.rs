@@ -27,9 +27,26 @@ pub const GROUP: Group = Group {
             steps_that_ask_at_once_have_a_daemon_each,
             a_killed_slurmstepd_leaves_nothing,
             the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is_told,
+            the_script_of_the_recipes_gives_each_rank_its_share,
         ],
     )
 };
+
+/// The first script of docs/recipes.md, with a client for GROMACS and half of its cores. A share of
+/// 50 % of 132 multiprocessors are 66 (recorded).
+fn the_script_of_the_recipes_gives_each_rank_its_share(cell: &Context) -> Result<()> {
+    let page = include_str!("../../docs/recipes.md");
+    let script = page.split("```bash\n").nth(1).context("no script")?;
+    let script = script.split("```").next().unwrap_or_default();
+    let solver = format!("sh -c '{}' gmx_mpi", cell.client("--hold 0.2"));
+    let script = script.replace("gmx_mpi", &solver).replace("task=4", "task=2");
+    let (_, output) = cell.batch("-w node1 --time=5", &script)?;
+    let records = records(&output)?;
+    check_daemons(&records, cell.user.uid, 1)?;
+    let given: Vec<_> = records.iter().map(|record| record.sms).collect();
+    ensure!(given == [Some(66); 4], "{given:?}");
+    cell.idle()
+}
 
 /// Two jobs of two users, and two of one user.
 fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
