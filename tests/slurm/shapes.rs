@@ -39,7 +39,9 @@ fn the_script_of_the_recipes_gives_each_rank_its_share(cell: &Context) -> Result
     let script = page.split("```bash\n").nth(1).context("no script")?;
     let script = script.split("```").next().unwrap_or_default();
     let solver = format!("sh -c '{}' gmx_mpi", cell.client("--hold 0.2"));
-    let script = script.replace("gmx_mpi", &solver).replace("task=4", "task=2");
+    let script = script
+        .replace("gmx_mpi", &solver)
+        .replace("task=4", "task=2");
     let (_, output) = cell.batch("-w node1 --time=5", &script)?;
     let records = records(&output)?;
     check_daemons(&records, cell.user.uid, 1)?;

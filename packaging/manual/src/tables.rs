@@ -153,10 +153,14 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
             row.seen
         )
     };
-    let tells_more = |row: &&KnownProgram| {
-        !has_figures(row) || !row.needs.is_empty() || !row.ours.is_empty()
-    };
-    let lines: String = PROGRAMS.program.iter().filter(tells_more).map(line).collect();
+    let tells_more =
+        |row: &&KnownProgram| !has_figures(row) || !row.needs.is_empty() || !row.ours.is_empty();
+    let lines: String = PROGRAMS
+        .program
+        .iter()
+        .filter(tells_more)
+        .map(line)
+        .collect();
     let head = "| program | under MPS | needs | what we do | ran |\n|---|---|---|---|---|\n";
     let page = filled(page, ALL_PROGRAMS, &format!("{head}{lines}"))?;
     filled(&page, FIGURES, &figures(runs)?)
@@ -188,7 +192,7 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
             }
         }
     }
-    text += "\n| program | version | with four ranks | one rank, `--mps` | four, `--mps` | four, `--mps-threads=auto` | answers |\n\
+    text += "\n| program | version | with four ranks | one rank, `--mps` | four, `--mps` | four, `--mps-threads=auto` | other answers |\n\
              |---|---|---|---|---|---|---|\n";
     let (ran, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| has_run(row));
     let name = |row: &Value| row["name"].as_str().unwrap_or_default().to_owned();
@@ -210,10 +214,10 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
             _ => "works",
         };
         let answers = match (&row["same"]["mps"], &row["same"]["auto"]) {
-            (Value::Bool(true), Value::Bool(true)) => "the same",
-            (Value::Bool(true), _) => "the same; others with `auto`",
+            (Value::Bool(true), Value::Bool(true)) => "",
+            (Value::Bool(true), _) => "with `auto`",
             _ if is_refused => "an error",
-            _ => "others",
+            _ => "yes",
         };
         let [one, four, auto] = cells;
         text += &format!(
@@ -302,10 +306,10 @@ mod tests {
         for line in [
             "- G, driver 1: 2 windows of 0.6 s a figure, in turn (`tests/hardware/results/1.json`)\n",
             "- G, driver 1: 2 windows of 0.4 s a figure, in turn (`tests/hardware/results/2.json`)\n",
-            "| a | a 1 | gains |  | 2.11 |  | the same |\n",
-            "| b | b 1 | loses |  | **2.11** |  | the same |\n",
-            "| twice | twice 1 | works |  | 2.11 |  | the same |\n",
-            "| kept | kept 1 | gains |  | 2.11 |  | the same; others with `auto` |\n",
+            "| a | a 1 | gains |  | 2.11 |  |  |\n",
+            "| b | b 1 | loses |  | **2.11** |  |  |\n",
+            "| twice | twice 1 | works |  | 2.11 |  |  |\n",
+            "| kept | kept 1 | gains |  | 2.11 |  | with `auto` |\n",
             "| e |  | refused |  |  |  | an error |\n",
             "\nNot measured: c; d.\n",
         ] {
