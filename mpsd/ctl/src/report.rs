@@ -146,11 +146,12 @@ fn not_ended(settings: &Settings, job: &str) -> Option<String> {
 fn no_report(job: &str, is_root: bool) -> String {
     match is_root {
         true => format!(
-            "job {job}: no report on this node: it had no MPS here (auto gave it none, or it did not ask), has not ended, or its report is gone"
+            "job {job}: no report on this node: it ran on another (ask there), had no MPS (auto gave it none, or it did not ask), has not \
+             ended, or its report is gone"
         ),
         false => format!(
-            "job {job}: no report for you on this node: it is another user's, had no MPS here, has not ended, or only root has its \
-             report (after a reboot; you have your last 32 jobs' reports, and none if run_dir is no tmpfs)"
+            "job {job}: no report for you on this node: it ran on another (ask there), is another user's, had no MPS, has not ended, or \
+             only root has its report (after a reboot, beyond your last 32 jobs, or if run_dir is no tmpfs)"
         ),
     }
 }
