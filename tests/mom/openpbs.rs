@@ -507,6 +507,28 @@ fn a_call_of_pbs_that_raises_stops_no_other_job_and_leaves_nothing() {
     }
 }
 
+/// A broken Python on the node.
+#[test]
+fn a_hook_that_cannot_load_stops_no_other_job_and_none_that_asked_runs_without_mps() {
+    let mut c = cluster(&["nodea"]);
+    let (plain, asks) = (c.job("mps_project"), c.job("MPS=true"));
+    let resource = Job {
+        resource: "true".to_owned(),
+        ..c.job("proj1")
+    };
+    c.serve("failing", "import errno");
+    for event in ["execjob_begin", "execjob_launch", "execjob_end"] {
+        assert!(c.hook(&plain, 0, event).accepted(), "{event}");
+        for job in [&asks, &resource] {
+            let hooked = c.hook(job, 0, event);
+            assert_eq!(hooked.accepted(), event == "execjob_end", "{event}");
+            let told = hooked.accepted() || hooked.message.contains("the hook failed");
+            assert!(told, "{event}: {}", hooked.message);
+        }
+    }
+    c.is_as_before();
+}
+
 #[test]
 fn a_log_line_that_raises_loses_no_refusal() {
     let mut c = cluster(&["nodea"]);

@@ -419,13 +419,15 @@ def has_directory(name):
     return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))  # a longer name is shortened: only mpsctl knows how
 
 
-event, asks, is_automatic, why = pbs.event(), False, False, None
+event, asks, surely, is_automatic, why = pbs.event(), False, False, False, None
 try:
-    asks = "mps" in str(event.job.Account_Name).lower()
+    account = str(event.job.Account_Name).lower()
+    asks, surely = "mps" in account, "mps=" in account
 except Exception:
     pass  # PBS does not tell it: the job did not ask
 try:
-    asks = asks or event.job.Resource_List["mps"] not in (None, "")
+    if event.job.Resource_List["mps"] not in (None, ""):
+        asks = surely = True
 except Exception:
     pass  # the site has no such resource
 try:
@@ -450,8 +452,12 @@ try:
         exec(compile(ACTS, "mpsd.py", "exec"), globals())
         why = run(event)  # noqa: F821
 except Exception as error:
+    line = "mpsd: the hook failed: %s: %s" % (type(error).__name__, error)
     try:
-        pbs.logmsg(pbs.LOG_WARNING, "mpsd: the hook failed: %s: %s" % (type(error).__name__, error))
+        pbs.logmsg(pbs.LOG_WARNING, line)
+        # A job that surely asked must not run without MPS by mistake. An end has nothing to reject.
+        if surely and event.type in (pbs.EXECJOB_BEGIN, pbs.EXECJOB_LAUNCH):
+            why = line
     except Exception:
         pass
 if why:
