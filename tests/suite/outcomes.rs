@@ -173,7 +173,7 @@ fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause()
 #[test]
 fn a_node_that_is_not_set_up_for_a_job_is_not_drained() {
     let mut scenario = Scenario::new("unattached", "MPS=true", 1).of(Scheduler::Torque, true);
-    scenario.unattached = true;
+    scenario.unattached = Some(true);
     let world = shared(&before(&scenario));
     let failed = Sim::well(&world)
         .begun(&scenario)
@@ -189,7 +189,7 @@ fn a_node_that_is_not_set_up_for_a_job_is_not_drained() {
 fn a_job_of_auto_whose_tasks_could_run_outside_its_mps_runs_without() {
     for sister in [false, true] {
         let mut scenario = Scenario::new("unattached", "MPS=auto", 1).of(Scheduler::Torque, sister);
-        scenario.unattached = true;
+        scenario.unattached = Some(true);
         let scenario = scenario.tasks(4);
         let world = shared(&before(&scenario));
         let begun = Sim::well(&world).begun(&scenario);
@@ -197,6 +197,21 @@ fn a_job_of_auto_whose_tasks_could_run_outside_its_mps_runs_without() {
         let state = world.borrow().state(&scenario.id());
         assert_eq!(state, Some(RecordState::Unneeded), "sister {sister}");
         assert!(world.borrow().processes.is_empty(), "sister {sister}");
+    }
+}
+
+/// Its user knows best whether TM starts its tasks.
+#[test]
+fn a_job_whose_tasks_can_be_attached_by_hand_begins_and_its_user_is_told_how() {
+    let mut scenario = Scenario::new("unattached", "MPS=true", 1).of(Scheduler::Torque, false);
+    scenario.unattached = Some(false);
+    let world = shared(&before(&scenario));
+    let begun = Sim::well(&world).begun(&scenario);
+    assert!(begun.failed.is_none() && begun.code == 0, "{begun:?}");
+    let world = world.borrow();
+    for told in [&world.complaints, &world.log] {
+        let of_tasks = told.iter().filter(|line| line.contains("mpsctl exec"));
+        assert_eq!(of_tasks.count(), 1, "{told:?}");
     }
 }
 
@@ -214,6 +229,9 @@ fn a_refused_job_is_neither_put_back_nor_held() {
         assert_eq!(failed.kind(), FailureKind::Refusal, "{failed}");
         let world = world.borrow();
         assert_eq!((world.requeued.len(), world.waits), (0, 0), "{scheduler}");
+        let told = world.reports.iter().map(|report| &report.not_started);
+        let told: Vec<_> = told.flatten().collect();
+        assert_eq!(told, [&failed.to_string()], "{scheduler}");
     }
 }
 

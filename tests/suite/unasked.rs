@@ -72,8 +72,8 @@ fn a_job_that_could_notice_its_mps_has_none() {
     };
     let listed = |names: Vec<GpuName>| of_site(4, 4).devices(|d| d.gpus = GpuSource::Listed(names));
     let uuids = (0..2).map(|index| GpuName::Uuid(h200(index).uuid.to_string()));
-    let unattached = Scenario {
-        unattached: true,
+    let unattached = |no_way_round| Scenario {
+        unattached: Some(no_way_round),
         ..of_site(2, 1).of(Scheduler::Torque, false)
     };
     let unlike = of_site(4, 2).gpus(|gpus| gpus[1].name = "NVIDIA H100 PCIe".into());
@@ -106,7 +106,8 @@ fn a_job_that_could_notice_its_mps_has_none() {
         (listed(uuids.collect()), ""),
         (of_site(4, 2).divided(1, &[(0, 1)]), ""),
         (of_site(2, 2), "2 tasks on 2 GPUs"),
-        (unattached, "no starter"),
+        (unattached(true), "no starter"),
+        (unattached(false), ""),
     ] {
         let (record, world) = begun(&scenario, Trouble::None);
         let record = record.expect("a record");

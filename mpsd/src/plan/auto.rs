@@ -2,7 +2,6 @@
 //! does not wait for it.
 
 use super::draft::Draft;
-use super::gpus;
 use batch::{Devices, Exclusive, GpuSource};
 use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
@@ -61,7 +60,7 @@ pub(super) fn expect_unnoticed(
     let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
     let tasks = draft.tasks.zip(clients);
     let tasks = tasks.filter(|(tasks, most)| tasks > most);
-    let has_all = gpus.len() == draft.inventory.gpus.len() || gpus::has_devices(gpus);
+    let has_all = gpus.len() == draft.inventory.gpus.len();
     if let Some((tasks, most)) = tasks {
         refuse(format!("a GPU takes {most} of its {tasks} tasks"))
     } else if draft.request.mode == Mode::PerGpu && gpus.len() > 1 {

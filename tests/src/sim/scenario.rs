@@ -32,8 +32,8 @@ pub struct Scenario {
     pub step: bool,
     pub scheduler: Scheduler,
     pub sister: bool,
-    /// Its tasks could run outside its MPS.
-    pub unattached: bool,
+    /// Its tasks could run outside its MPS; whether its user has no way round that.
+    pub unattached: Option<bool>,
     pub when: ReturnWhen,
     pub record: bool,
     pub by_site: bool,
@@ -118,7 +118,7 @@ impl Scenario {
             step: false,
             scheduler: Scheduler::Slurm,
             sister: false,
-            unattached: false,
+            unattached: None,
             when: ReturnWhen::Ready,
             record: false,
             by_site: false,
@@ -293,10 +293,10 @@ impl Scheduled for Scenario {
     }
 
     fn unattached(&self) -> Option<Unattached> {
-        self.unattached.then(|| Unattached {
+        self.unattached.map(|no_way_round| Unattached {
             why: "no starter".to_owned(),
             remedy: "'mpsctl pbs install'".to_owned(),
-            no_way_round: true,
+            no_way_round,
         })
     }
 
