@@ -2,12 +2,15 @@
 //! the line OK.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
+use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY};
 use nix::mount::{MsFlags, mount};
 use tests::double::mig;
-use tests::place::{Place, fast};
+use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, chmod, finish, script};
+use tests::stage::{Ran, USER, chmod, finish, prologue_on_gpu_0, script};
 
 /// A node as at a site: cgroups, the vendor's two programs, NVML.
 fn place() -> Place {
@@ -159,6 +162,63 @@ fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
     let line = "WARN  job 12.srv: its end left something of its MPS";
     let remedy = |place: &mut Place| drop(place.end("12.srv"));
     found(&mut place(), line, leave, remedy);
+}
+
+/// Such as `nvidia-mps.service`.
+#[test]
+fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exclusive_gpu() {
+    let place = Place::new(fast(1), "deadline_s = 6");
+    let [pipe, log] = ["pipe", "log"].map(|name| place.directory(name).display().to_string());
+    let env = [(PIPE_DIRECTORY, pipe.as_str()), (LOG_DIRECTORY, &log)];
+    let told = || -> Vec<String> {
+        let of_it = |line: &String| line.contains(&format!("pipe directory '{pipe}'"));
+        problems(&place).into_iter().filter(of_it).collect()
+    };
+    let of_root = |program: &Path| {
+        let mut command = Command::new(program);
+        command.env_clear().envs(env);
+        command
+    };
+    assert_eq!(told(), Vec::<String>::new());
+    finish(of_root(&place.node.control()).arg("-d")).ok();
+    let named = |line: &String| line.starts_with("WARN  an MPS daemon of root that is no job's");
+    assert!(
+        told().len() == 1 && told().iter().all(named),
+        "{:?}",
+        told()
+    );
+
+    // slurmd may have its variables.
+    let args = prologue_on_gpu_0("1.srv", "MPS=true");
+    place.prologue(&args, &env).ok();
+    place.served("1.srv", &[]);
+    let all = problems(&place);
+    let daemons = all
+        .iter()
+        .filter(|line| line.contains(&place.pipe("1.srv").1));
+    assert_eq!(daemons.count(), 0, "{all:#?}");
+    place.end("1.srv");
+    let used = fs::read_to_string(place.path("log/control.log")).expect("its log");
+    assert!(!used.contains("NEW CLIENT"), "{used}");
+
+    place
+        .node
+        .set_mode(&place.node.uuids()[0], "exclusive_process");
+    let mut client = of_root(&place.node.client());
+    client
+        .arg("--node")
+        .arg(place.node.dir())
+        .args(["--hold", "60"]);
+    let client = Running::start(client.stdout(Stdio::null()));
+    eventually("the client attaches", || place.has_context(client.pid()));
+    let fails = |line: &String| line.starts_with("FAIL") && line.contains(" holds GPU 0, ");
+    assert!(
+        told().len() == 1 && told().iter().all(fails),
+        "{:?}",
+        told()
+    );
+    let refused = place.torque_on_gpu_0("2.srv", "MPS=true");
+    refused.complains("root's nvidia-cuda-mps-server (process ");
 }
 
 /// A doctor that was killed between its two steps leaves a cgroup.

@@ -1,15 +1,17 @@
 //! `mpsctl doctor`: checks what a node needs to give jobs an MPS, a line each, with what to do. As
 //! root it makes a cgroup like a job's and removes it. It changes nothing else.
 
+use super::foreign::{self, Held};
 use super::node_places;
 use super::site::NVML_DEADLINE;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use mpsd::cli::reconcile::{Reconcile, ReportLine};
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_NODE;
-use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::gpu::{DRIVER_OF_13_1, GpuProcess, MOST_CLIENTS, Mig};
+use mpsd_core::{ComputeMode, Failure, Inventory};
 use nix::unistd::geteuid;
 use setup::ADMIN_VERBS;
 use setup::CheckLine::{self, Fail, Pass, Warn};
@@ -54,7 +56,7 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     }];
     all.extend(PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)));
     all.extend(node_check(context, || {
-        nvml(&context.programs.join("mpsd"), &context.settings.nvml)
+        nvml(&context.programs.join("mpsd"), &context.settings)
     }));
     if has_gpu(context) {
         all.extend(places(context));
@@ -87,13 +89,20 @@ fn places(context: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
-    let ask = || -> Result<(Inventory, Driver), Failure> {
-        let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
-        let inventory = nvml.ask(&Question::Inventory)?;
-        Ok((inventory, nvml.ask(&Question::Driver)?))
+fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
+    let ask = || -> Result<(Inventory, Driver, Vec<Held>), Failure> {
+        let mut nvml = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?;
+        let inventory: Inventory = nvml.ask(&Question::Inventory)?;
+        let gpus = inventory.gpus.iter();
+        let exclusive = gpus.filter(|gpu| gpu.mode == ComputeMode::ExclusiveProcess);
+        let held = exclusive.map(|gpu| {
+            let on_it: Vec<GpuProcess> = nvml.ask(&Question::Processes(gpu.uuid.clone()))?;
+            Ok((gpu.index, on_it.iter().map(|process| process.pid).collect()))
+        });
+        let held = held.collect::<Result<_, Failure>>()?;
+        Ok((inventory, nvml.ask(&Question::Driver)?, held))
     };
-    let (inventory, driver) = match ask() {
+    let (inventory, driver, held) = match ask() {
         Ok(answers) => answers,
         Err(failure) => {
             let remedy = "the first job that asks for MPS takes the node out of service; see 'nvidia-smi' and the kernel's log";
@@ -136,6 +145,9 @@ fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
             list(&driver.forgotten)
         )),
     });
+    if geteuid().is_root() {
+        all.extend(foreign::lines(&foreign::daemons(settings), &held));
+    }
     all
 }
 

@@ -8,6 +8,7 @@ mod doctor;
 mod env;
 mod exec;
 pub mod explain;
+mod foreign;
 mod metrics;
 pub mod mpsctl;
 mod node_places;

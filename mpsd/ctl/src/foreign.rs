@@ -1,0 +1,153 @@
+//! MPS daemons of the node that no job of mpsd has: a service of root's, or a user's own. The kernel
+//! alone tells of them: nothing connects to one.
+
+use super::this_node;
+use mpsd::job::store::Store as _;
+use mpsd::node::by_child;
+use mpsd::node::tasks::cgroup_name;
+use mpsd_core::JobId;
+use mpsd_core::config::Settings;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::text::one_line;
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::process::{Process, ProcessTable};
+use setup::CheckLine::{self, Fail, Warn};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+const CONTROL: &str = "nvidia-cuda-mps-control";
+/// The kernel keeps 15 characters of a process's name.
+const NAME: &str = "nvidia-cuda-mps";
+/// NVIDIA's own, for a daemon without the variable.
+const USUAL: &str = "/tmp/nvidia-mps";
+/// A user can make each look hang.
+const LOOK_TIME: Duration = Duration::from_millis(200);
+const ALL_LOOKS: Duration = Duration::from_secs(2);
+const MOST_ENVIRONMENT: usize = 256 * 1024;
+
+/// A control daemon with its servers.
+#[derive(Debug)]
+pub(super) struct Foreign {
+    uid: u32,
+    pipe: String,
+    /// The daemon comes first.
+    processes: Vec<i32>,
+}
+
+/// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
+pub(super) type Held = (u32, Vec<i32>);
+
+/// The control daemons whose user has no job of ours, outside of all jobs.
+pub(super) fn daemons(settings: &Settings) -> Vec<Foreign> {
+    let users = users_with_mps(settings);
+    let table = ProcessTable::scan().unwrap_or_default();
+    let named = table.iter().filter(|entry| entry.stat.name == NAME);
+    let mut others: Vec<_> = named
+        .filter(|entry| !users.contains(&entry.uids.effective))
+        .collect();
+    others.sort_by_key(|entry| entry.uids.effective);
+    let end = Deadline::after(ALL_LOOKS);
+    let found = others.into_iter().filter_map(|entry| {
+        let id = entry.stat.id;
+        let look = || pipe_of_daemon(&id.open()?);
+        let pipe = by_child(Deadline::after(LOOK_TIME.min(end.remaining())), look).ok()??;
+        let servers = table.children(id.pid).map(|server| server.stat.id.pid);
+        Some(Foreign {
+            uid: entry.uids.effective,
+            pipe,
+            processes: [id.pid].into_iter().chain(servers).collect(),
+        })
+    });
+    found.collect()
+}
+
+fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
+    let mut node = this_node(settings);
+    let names = node.job_directories().unwrap_or_default().into_iter();
+    let jobs = names.filter_map(|name| JobId::parse(&name).ok());
+    jobs.filter_map(|job| Some(node.read_journal(&job).ok()??.uid))
+        .collect()
+}
+
+/// `None`: it is no control daemon, or it is a job's.
+fn pipe_of_daemon(process: &Process) -> Option<String> {
+    let runs = process.executable()?.path;
+    let is_daemon = runs.file_name()? == CONTROL;
+    let told = || process.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
+    let pipe = |told: Option<std::ffi::OsString>| match told {
+        Some(path) => one_line(&Path::new(&path).to_string_lossy(), 100),
+        None => USUAL.to_owned(),
+    };
+    (is_daemon && cgroup_name(process).is_none()).then(|| pipe(told()))
+}
+
+/// A line for each. Only root's own can fail the node.
+pub(super) fn lines(daemons: &[Foreign], held: &[Held]) -> Vec<CheckLine> {
+    daemons.iter().map(|daemon| line(daemon, held)).collect()
+}
+
+fn line(daemon: &Foreign, held: &[Held]) -> CheckLine {
+    let Foreign {
+        uid,
+        pipe,
+        processes,
+    } = daemon;
+    let (whose, remedy) = match uid {
+        0 => (
+            "root".to_owned(),
+            "stop the service that starts it (nvidia-mps.service?)",
+        ),
+        uid => (format!("uid {uid}"), "end it"),
+    };
+    let pid = processes.first().copied().unwrap_or_default();
+    let who = format!(
+        "an MPS daemon of {whose} that is no job's (process {pid}, pipe directory '{pipe}')"
+    );
+    let its = held.iter().find_map(|(gpu, pids)| {
+        let holder = pids.iter().find(|pid| processes.contains(pid))?;
+        Some(format!(
+            "{who} holds GPU {gpu}, whose mode is EXCLUSIVE_PROCESS (process {holder}): no job's MPS starts there; {remedy}, or set \
+             the mode to DEFAULT"
+        ))
+    });
+    match its {
+        Some(text) if *uid == 0 => Fail(text),
+        Some(text) => Warn(text),
+        None => Warn(format!(
+            "{who}: jobs with MPS do not use it; programs of other jobs that find its directory run under it, without limits; if \
+             nobody needs it, {remedy}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_gpu_that_roots_daemon_holds_alone_fails_the_node() {
+        let daemon = |uid| Foreign {
+            uid,
+            pipe: USUAL.to_owned(),
+            processes: vec![7, 8],
+        };
+        let of = |uid, held: &[Held]| lines(&[daemon(uid)], held).remove(0);
+        for (uid, held, expected) in [
+            (0, &[][..], "WARN  an MPS daemon of root "),
+            (0, &[(1, vec![6, 9])], "WARN  an MPS daemon of root "),
+            (
+                0,
+                &[(0, vec![]), (1, vec![6, 8])],
+                "FAIL  an MPS daemon of root ",
+            ),
+            // A health check drains for FAIL.
+            (1001, &[(1, vec![8])], "WARN  an MPS daemon of uid 1001 "),
+        ] {
+            let told = of(uid, held).to_string();
+            assert!(told.starts_with(expected), "{told}");
+            let holds = held.iter().any(|(_, pids)| pids.contains(&8));
+            assert_eq!(told.contains("holds GPU 1,"), holds, "{told}");
+        }
+    }
+}
