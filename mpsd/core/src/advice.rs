@@ -252,6 +252,7 @@ mod tests {
             index,
             uuid,
             cpus: None,
+            memory_mib: None,
         }
     }
 

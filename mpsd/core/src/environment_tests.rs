@@ -17,6 +17,7 @@ fn record(per_gpu: bool) -> Record {
         index,
         uuid: uuid(index),
         cpus: None,
+        memory_mib: None,
     };
     let id = JobId::parse("7").unwrap();
     Record {
@@ -200,6 +201,14 @@ fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
     for (per_gpu, task, pipe) in [
         (false, sees("2", Task::default()), "pipe"),
         (false, constrained, "pipe"),
+        // As Slurm's env_uuid writes it, also where the task may open its own GPU alone.
+        (false, sees("GPU-00000002", Task::default()), "pipe"),
+        (
+            false,
+            may_open(&[2], sees("GPU-00000002", Task::default())),
+            "pipe",
+        ),
+        (true, sees("GPU-00000002", task(0, 4)), "pipe-1"),
         // The task's own device, then its rank.
         (true, sees("2", task(0, 4)), "pipe-1"),
         (true, task(3, 4), "pipe-1"),

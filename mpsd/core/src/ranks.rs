@@ -153,6 +153,7 @@ mod tests {
             index,
             uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
             cpus: Some((*cpus).to_owned()),
+            memory_mib: None,
         };
         (0..).zip(cpus).map(gpu).collect()
     }

@@ -47,6 +47,8 @@ pub struct RecordGpu {
     pub uuid: GpuUuid,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -118,6 +118,7 @@ mod tests {
             index: *index,
             uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
             cpus: None,
+            memory_mib: None,
         };
         record.gpus = gpus.iter().map(gpu).collect();
         record

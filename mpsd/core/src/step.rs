@@ -131,6 +131,10 @@ fn lower_memory(
             let why = format!("{has}, and a step can only lower it");
             return Err(refused(Key::Mem, step, &why, &format!("at most {most}M")));
         }
+        if let Some(has) = exceeded(&sizes, &[], gpu.memory_mib) {
+            let why = format!("GPU {} has {has}M", gpu.index);
+            return Err(refused(Key::Mem, step, &why, &format!("at most {has}M")));
+        }
     }
     let gpus = record.gpus.iter();
     let on_all = |size: &u64| gpus.clone().map(|gpu| (gpu.uuid.clone(), *size)).collect();
@@ -169,6 +173,7 @@ mod tests {
             index: 1,
             uuid: uuid(1),
             cpus: None,
+            memory_mib: Some(81_920),
         }];
         record.daemons = vec![Daemon {
             gpus: vec![uuid(1)],
@@ -258,6 +263,9 @@ mod tests {
             plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
             free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
             ranked MPS_THREADS=20:60         -> 20 60
+            free   MPS_MEM=80G                  -> 81920M
+            free   MPS_MEM=999G              -> --mps-mem=999G: GPU 1 has 81920M
+            free   MPS_MEM=1G:81G            -> --mps-mem=1G:81G: GPU 1 has 81920M
             plain  MPS_THREADS=80            -> --mps-threads=80: the job's MPS gives 50
             plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
             plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number

@@ -82,6 +82,7 @@ fn two_gpus() -> Record {
         index,
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
         cpus: None,
+        memory_mib: None,
     };
     record.gpus = [1, 2].map(gpu).to_vec();
     record.daemons = vec![Daemon {

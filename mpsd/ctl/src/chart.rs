@@ -77,6 +77,7 @@ mod tests {
             index: 0,
             uuid,
             cpus: None,
+            memory_mib: None,
         };
         (usage, vec![gpu])
     }

@@ -208,6 +208,7 @@ mod tests {
                 index,
                 uuid: uuid.clone(),
                 cpus: None,
+                memory_mib: None,
             })
             .collect();
         // The node has another GPU before the job's.

@@ -251,6 +251,7 @@ pub mod tests {
                 index: 0,
                 uuid: uuid.clone(),
                 cpus: None,
+                memory_mib: None,
             }],
             daemons: vec![Daemon {
                 threads: Some("25".parse().unwrap()),

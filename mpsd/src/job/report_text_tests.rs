@@ -14,6 +14,7 @@ fn report() -> JobReport {
         index: 1,
         uuid: gpu(1),
         cpus: None,
+        memory_mib: None,
     });
     report.notes = vec!["Terminate for mps-server 691".to_owned()];
     let mut observations = Observations {

@@ -248,6 +248,7 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
         cpus: gpu.cpus.clone(),
+        memory_mib: gpu.memory_mib,
     }
 }
 

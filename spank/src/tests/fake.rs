@@ -345,6 +345,7 @@ pub fn record(job: &str, state: RecordState) -> Record {
         index,
         uuid: uuid(index),
         cpus: None,
+        memory_mib: None,
     };
     let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
     record.request = "MPS=on,MPS_THREADS=50".parse().ok();

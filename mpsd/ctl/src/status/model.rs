@@ -332,6 +332,7 @@ pub(super) mod tests {
                 index,
                 uuid: gpu(index),
                 cpus: None,
+                memory_mib: None,
             })
             .to_vec();
         record.daemons = vec![Daemon {
