@@ -21,7 +21,11 @@ fn scenarios() -> Vec<Scenario> {
         )
         .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
         .devices(|d| {
-            d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }));
+            d.exclusive = Exclusive::Shared(Some(Part {
+                own: 2,
+                all: 16,
+                of_threads: false,
+            }));
             d.tasks_on_node = Some(2);
         }),
         // One task, unless the user says how many.
@@ -30,7 +34,13 @@ fn scenarios() -> Vec<Scenario> {
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
             1,
         )
-        .devices(|d| d.exclusive = Exclusive::Shared(Some(Part { own: 2, all: 16 }))),
+        .devices(|d| {
+            d.exclusive = Exclusive::Shared(Some(Part {
+                own: 2,
+                all: 16,
+                of_threads: false,
+            }))
+        }),
         Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2).shared(),
         Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
             d.exclusive = Exclusive::Shared(None);

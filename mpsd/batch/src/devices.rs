@@ -108,6 +108,8 @@ pub struct Part {
     pub own: u32,
     /// All shares of the GPU; never 0.
     pub all: u32,
+    /// The scheduler shares out the threads too.
+    pub of_threads: bool,
 }
 
 /// The job's devices and tasks on this node.

@@ -53,13 +53,18 @@ impl Percent {
 
     /// 100 / `parts`, rounded down to tenths, at least 1 %. No parts at all count as one.
     pub fn part_of(parts: u32) -> Self {
-        Self::clamped(u32::from(Self::WHOLE.0) / parts.max(1))
+        Self::of(1, parts.into())
     }
 
     /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100
     /// %, as NVIDIA's guide advises.
     pub fn auto(own: u64, all: u64) -> Self {
-        let tenths = 2 * u64::from(Self::WHOLE.0) * own / all.max(1);
+        Self::of(2 * own, all)
+    }
+
+    /// `own` of `all` parts, rounded down to tenths, 1 to 100 %.
+    pub fn of(own: u64, all: u64) -> Self {
+        let tenths = u64::from(Self::WHOLE.0) * own / all.max(1);
         Self::clamped(u32::try_from(tenths).unwrap_or(u32::MAX))
     }
 

@@ -156,7 +156,11 @@ mod tests {
 
     #[test]
     fn a_gpu_that_jobs_share_has_other_tasks_whatever_the_job_has() {
-        let part = Exclusive::Shared(Some(Part { own: 1, all: 4 }));
+        let part = Exclusive::Shared(Some(Part {
+            own: 1,
+            all: 4,
+            of_threads: false,
+        }));
         for (exclusive, config, shared) in [
             (part, "", true),
             (Exclusive::Shared(None), "", true),

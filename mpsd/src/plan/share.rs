@@ -7,7 +7,10 @@ use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
+use std::fmt::Display;
 use std::path::PathBuf;
+
+const SITES: &str = "this site's ceiling of";
 
 /// MiB by GPU.
 type Memory = Vec<(GpuUuid, u64)>;
@@ -104,7 +107,7 @@ impl Draft<'_> {
         };
         match (self.shared, self.part) {
             (false, _) => Ok((1, tasks)),
-            (true, Some(Part { own, all })) => Ok((own.into(), u64::from(all) * tasks)),
+            (true, Some(Part { own, all, .. })) => Ok((own.into(), u64::from(all) * tasks)),
             (true, None) => Err(self.refuse(key, NO_PART, "a fixed value")),
         }
     }
@@ -122,10 +125,15 @@ impl Draft<'_> {
         })
     }
 
-    fn above(&self, key: Key, what: &str, ceiling: impl ToString, allowed: String) -> Refusal {
-        let ceiling = ceiling.to_string();
-        let why = format!("the {what} is above this site's ceiling of {ceiling}");
+    fn above(&self, key: Key, what: &str, ceiling: impl Display, allowed: String) -> Refusal {
+        let why = format!("the {what} is above {ceiling}");
         self.refuse(key, why, allowed)
+    }
+
+    /// The part of a GPU's threads that the scheduler gave to the job.
+    fn threads_of_job(&self) -> Option<Percent> {
+        let Part { own, all, .. } = self.part.filter(|part| part.of_threads)?;
+        Some(Percent::of(own.into(), all.into()))
     }
 
     /// The daemon gets the largest value of a list: clients can only lower it
@@ -141,7 +149,8 @@ impl Draft<'_> {
             (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
             (Some(Threads::PerRank(list)), _) => (list.iter().max().copied(), list.clone()),
         };
-        let Some(ceiling) = self.settings.ceilings.threads else {
+        let (of_site, of_job) = (self.settings.ceilings.threads, self.threads_of_job());
+        let Some(ceiling) = of_site.into_iter().chain(of_job).min() else {
             return Ok((most, ranks));
         };
         let refused = match (&self.written.threads, self.written.replicas) {
@@ -156,11 +165,16 @@ impl Draft<'_> {
             _ => None,
         };
         if let Some((key, allowed)) = refused {
-            return Err(self.above(key, "thread percentage", ceiling, allowed));
+            let whose = match of_site == Some(ceiling) {
+                true => format!("{SITES} {ceiling}"),
+                false => format!("the job's share of the GPU, {ceiling}"),
+            };
+            return Err(self.above(key, "thread percentage", whose, allowed));
         }
         let ranks = ranks.into_iter().map(|percent| percent.min(ceiling));
-        let most = most.map_or(ceiling, |most| most.min(ceiling));
-        Ok((Some(most), ranks.collect()))
+        // Without a number the scheduler itself tells the tasks the job's share.
+        let most = most.or(of_site).map(|most| most.min(ceiling));
+        Ok((most, ranks.collect()))
     }
 
     fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {
@@ -238,7 +252,7 @@ impl Draft<'_> {
                     Key::Replicas => "more replicas, each of them smaller".to_owned(),
                     _ => format!("at most {ceiling}"),
                 };
-                Err(self.above(key, "memory limit", ceiling, allowed))
+                Err(self.above(key, "memory limit", format!("{SITES} {ceiling}"), allowed))
             }
             (Some(_), _) if mib > total => {
                 let what = format!("memory limit {}", Amount::Mebibytes(mib));
@@ -318,6 +332,16 @@ mod tests {
         memory: &[impl Into<Option<u64>> + Copy],
         tasks: Option<u32>,
     ) -> Result<String, String> {
+        limits_of_part(None, config, account, memory, tasks)
+    }
+
+    fn limits_of_part(
+        part: Option<Part>,
+        config: &str,
+        account: &str,
+        memory: &[impl Into<Option<u64>> + Copy],
+        tasks: Option<u32>,
+    ) -> Result<String, String> {
         let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
         let gpus: Vec<Gpu> = (0..)
             .zip(memory)
@@ -333,8 +357,8 @@ mod tests {
             gpus: gpus.iter().collect(),
             tasks: None,
             meeting: tasks,
-            shared: false,
-            part: None,
+            shared: part.is_some(),
+            part,
         };
         let share = draft.share().map_err(|refusal| refusal.to_string())?;
         let threads = share
@@ -433,6 +457,47 @@ mod tests {
         assert_eq!(with("", auto, Some(16)), "12.5 [5120, 256]");
         assert_eq!(with("", auto, Some(2)), "50 [10240, 2048]");
         assert_eq!(with("", "MPS=on,MPS_MEM=0=2G", None), "50 [2048, 4096]");
+    }
+
+    #[test]
+    fn a_part_of_the_threads_is_the_most_that_a_job_gets_of_them() {
+        let of = |of_threads, config: &str, account: &str| {
+            let part = Part {
+                own: 25,
+                all: 100,
+                of_threads,
+            };
+            limits_of_part(Some(part), config, account, &[81_920], None)
+        };
+        let ceiling = |percent| format!("[ceilings]\nthreads = {percent}\n");
+        let default = "[defaults]\nthreads = 50\n".to_owned();
+        for (config, account, expected) in [
+            (String::new(), "MPS=on", "all []"),
+            (String::new(), "MPS=on,MPS_THREADS=25", "25 []"),
+            // Twice the part, but for this.
+            (String::new(), "MPS=on,MPS_THREADS=auto", "25 []"),
+            (default, "MPS=on", "25 []"),
+            (ceiling(50), "MPS=on", "25 []"),
+            (ceiling(10), "MPS=on", "10 []"),
+        ] {
+            let told = of(true, &config, account);
+            assert_eq!(told.as_deref(), Ok(expected), "{config} {account}");
+        }
+        let why = "the thread percentage is above the job's share of the GPU, 25; allowed:";
+        for (account, what, allowed) in [
+            ("MPS=on,MPS_THREADS=50", "MPS_THREADS=50", "1 to 25"),
+            ("MPS=on,MPS_THREADS=5:50", "MPS_THREADS=5:50", "1 to 25"),
+            (
+                "MPS=on,MPS_REPLICAS=2",
+                "MPS_REPLICAS=2",
+                "at least 4 replicas",
+            ),
+        ] {
+            let refusal = of(true, &ceiling(50), account).unwrap_err();
+            assert_eq!(refusal, format!("{what}: {why} {allowed}"));
+        }
+        // Shards limit nothing by themselves.
+        assert_eq!(of(false, "", "MPS=on,MPS_THREADS=50").unwrap(), "50 []");
     }
 
     #[test]

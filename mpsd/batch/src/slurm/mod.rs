@@ -275,12 +275,20 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     let of_slurm =
         |name, is_set: fn(&Gres) -> bool| input.number(name).filter(|_| gres.is_none_or(is_set));
     if let Some(own) = of_slurm(THREADS, |gres| gres.has_mps) {
-        return Exclusive::Shared(Some(Part { own, all: 100 }));
+        return Exclusive::Shared(Some(Part {
+            own,
+            all: 100,
+            of_threads: true,
+        }));
     }
     let part = |(own, all): (u32, Option<u32>)| {
         let all = all.or(gres?.shards_of_each)?;
         let own = own.min(all);
-        Some(Part { own, all })
+        Some(Part {
+            own,
+            all,
+            of_threads: false,
+        })
     };
     if let Some(shards) = of_slurm("SLURM_SHARDS_ON_NODE", |gres| gres.has_shards) {
         let gpus = (input.env)("SLURM_STEP_GPUS").and_then(|list| places(&list));

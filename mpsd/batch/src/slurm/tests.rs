@@ -269,6 +269,9 @@ fn a_gpu_that_slurm_does_not_list() {
     let cut = two.gres("Name=gpu File=/dev/nvidia[0-1]\n");
     cut.is(&[0], &[0]);
     cut.jobs("1").is_refused(&["GPU 1 of Slurm"]);
+    // Tasks that get UUIDs count no GPU.
+    two.gres("Name=gpu File=/dev/nvidia1 Flags=nvidia_gpu_env,env_uuid\n")
+        .is(&[1], &[1]);
     // The last GPU of the bus disturbs no other's number.
     two.gres("Name=gpu File=/dev/nvidia0\n").is(&[0], &[0]);
 }
@@ -290,6 +293,9 @@ fn gpus_that_slurm_finds_by_itself() {
     let said = some.cuda("GPU-00000003");
     assert_eq!(said.gpus(CONFINED, &node(SITE.minors)), Ok(vec![3]));
     some.gres("AutoDetect=nvml\nName=gpu File=/dev/nvidia[2-3]\n")
+        .is(&[1], &[1]);
+    // Fewer files than GPUs give types alone.
+    SITE.gres("AutoDetect=nvml\nName=gpu File=/dev/nvidia[2-3]\n")
         .is(&[1], &[1]);
     // Slurm looks for the words, not for one word. Under 'full' either plugin may have found them.
     SITE.gres("AutoDetect=NVML,nvidia\n").is(&[1], &[1]);
@@ -459,7 +465,14 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
         call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
         call.devices().exclusive
     };
-    let part = |own, all| Exclusive::Shared(Some(Part { own, all }));
+    let part = |own, all| {
+        let of_threads = all == 100;
+        Exclusive::Shared(Some(Part {
+            own,
+            all,
+            of_threads,
+        }))
+    };
     let (shard, mps) = (
         ("SLURM_SHARDS_ON_NODE", "3"),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
@@ -471,6 +484,8 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     );
     let even = "Name=shard Count=8 File=/dev/nvidia0\nName=shard Count=8 File=/dev/nvidia1\n";
     assert_eq!(exclusive(conf, even, &[shard]), part(3, 8));
+    let many = ("SLURM_SHARDS_ON_NODE", "12");
+    assert_eq!(exclusive(conf, even, &[many]), part(8, 8));
     let uneven = even.replacen("=8", "=12", 1).replacen("=8", "=4", 1);
     assert_eq!(exclusive(conf, &uneven, &[shard]), Exclusive::Shared(None));
     // Slurm does not say how a step's shards are dealt out to several GPUs.
