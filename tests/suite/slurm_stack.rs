@@ -609,6 +609,11 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
             &["is hidden from tasks by namespace/linux"],
         ),
         (
+            "22.05.3",
+            format!("{GOOD}\nLaunchParameters=enable_nss_slurm,use_interactive_step"),
+            &["WARN  LaunchParameters has enable_nss_slurm"],
+        ),
+        (
             "26.05.3",
             by_sluid.clone(),
             &["OK    Slurm 26.05 names the cgroup of a job by its SLUID"],

@@ -145,7 +145,7 @@ pub fn find_user(user: &UserRef) -> Result<User, Failure> {
         UserRef::Uid(uid) => unistd::User::from_uid((*uid).into()),
     };
     let Ok(Some(found)) = found else {
-        let why = "not known on this node (directory service down, or another node's user)";
+        let why = "not known on this node (directory service down, another node's user, or one of nss_slurm, which serves steps alone)";
         return Err(Undetermined::new(text::user(user), why).into());
     };
     if found.uid.is_root() {

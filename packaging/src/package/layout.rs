@@ -39,8 +39,8 @@ pub struct Entry {
 
 /// The releases of Slurm that a plugin is made for: major and minor decide (`src/common/plugin.c`,
 /// `_verify_syms`).
-pub const SLURM: [&str; 8] = [
-    "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05",
+pub const SLURM: [&str; 9] = [
+    "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05", "26.11",
 ];
 
 /// The list, each line once for everything that it stands for.

@@ -6,6 +6,7 @@ use crate::node_check::{has_gpu, offered_without_gpu};
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
 use batch::call::{MARGIN, Program, within};
+use batch::host::Host;
 use batch::numbers::{List, Number, Numbers};
 use batch::slurm::conf::{self, Conf};
 use batch::slurm::gres::Gres;
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// Less is too little for the start of a control daemon and its servers on a node with many GPUs.
 const LEAST: Duration = Duration::from_secs(5);
+/// Longest file of a plugin of Slurm's, bytes.
+const MOST: usize = 1 << 20;
 
 pub fn check(
     plugins: &Path,
@@ -255,8 +258,54 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let kinds = ["JobContainerType", "NamespaceType"].map(|key| conf.value(key));
     let hide = |kind: &&str| kind.ends_with("/tmpfs") || kind.ends_with("/linux");
     let kinds = kinds.into_iter().flatten().filter(hide);
-    all.extend(kinds.map(|kind| container(kind, ctx.settings.paths.run())));
+    all.extend(kinds.map(|kind| {
+        let private = private_directories(kind, &conf.file, ctx.host);
+        container(kind, &private, ctx.settings.paths.run())
+    }));
+    let sends_users = conf.lists("LaunchParameters", "enable_nss_slurm");
+    all.extend(sends_users.then(|| {
+        Warn(
+            "LaunchParameters has enable_nss_slurm, which tells users to steps alone: a job with MPS of a user whom 'getent passwd' \
+             does not find on this node does not start"
+                .to_owned(),
+        )
+    }));
     all
+}
+
+/// The directories of which a job has its own, for any node, as the plugin's file says (read to
+/// 26.11: read_jcconf.c, read_nsconf.c).
+fn private_directories(kind: &str, conf: &Path, host: &dyn Host) -> Vec<String> {
+    let found = match kind.ends_with("/linux") {
+        true => {
+            let file = host.configuration(&conf.with_file_name("namespace.yaml"), MOST);
+            let text = String::from_utf8(file.ok().flatten().unwrap_or_default());
+            yaml_values(&text.unwrap_or_default(), &["dirs", "path"])
+        }
+        false => {
+            let file = conf::read(&conf.with_file_name("job_container.conf"), host);
+            let lines = file.ok().flatten().unwrap_or_default();
+            let lists = lines.iter().filter_map(|line| line.value("Dirs"));
+            lists.map(str::to_owned).collect()
+        }
+    };
+    let lists = match found.is_empty() {
+        true => vec!["/tmp,/dev/shm".to_owned()],
+        false => found,
+    };
+    let paths = lists.iter().flat_map(|list| list.split(','));
+    paths.map(|path| path.trim().to_owned()).collect()
+}
+
+/// The values of these keys at any depth, one a line.
+fn yaml_values(text: &str, keys: &[&str]) -> Vec<String> {
+    let value = |line: &str| {
+        let line = line.split('#').next()?.trim_start_matches([' ', '-']);
+        let (key, value) = line.split_once(':')?;
+        let value = value.trim().trim_matches(['"', '\'']);
+        keys.contains(&key).then(|| value.to_owned())
+    };
+    text.lines().filter_map(value).collect()
 }
 
 /// slurmd kills a prolog and an epilog after a time, and drains the node then
@@ -292,13 +341,11 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
     limits.into_iter().filter_map(line).collect()
 }
 
-/// Under these plugins the tasks have their own /tmp, and their own /dev/shm unless their
-/// configuration says another list. Client and server share nothing there (driver 580; the contract
+/// Client and server share nothing in the tasks' private directories (driver 580; the contract
 /// suite's `namespaces`), but tasks must see the job's pipe.
-fn container(kind: &str, run: &Path) -> CheckLine {
+fn container(kind: &str, private: &[String], run: &Path) -> CheckLine {
     let shown = run.display();
-    let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
-    match hidden.iter().any(|hidden| run.starts_with(hidden)) {
+    match private.iter().any(|private| run.starts_with(private)) {
         true => Fail(format!(
             "run_dir '{shown}' is hidden from tasks by {kind}; allowed: /run/mpsd"
         )),
@@ -433,6 +480,66 @@ mod tests {
                 told,
                 "{lines} {confined:?} {gpus}"
             );
+        }
+    }
+
+    #[test]
+    fn a_run_dir_in_a_jobs_private_directory_is_found() {
+        let linux = "defaults:\n  base_path: /x # /run\n  dirs: \"/tmp,/run\"\nnode_confs:\n  - nodes: [n1]\n";
+        let by_path =
+            "defaults:\n  dir_confs:\n    - path: /run\n      tmpfs: true\n    - path: '/tmp'\n";
+        for (kind, file, text, run, hidden) in [
+            ("namespace/tmpfs", "", "", "/dev/shm/mpsd", true),
+            ("namespace/tmpfs", "", "", "/run/mpsd", false),
+            (
+                "job_container/tmpfs",
+                "job_container.conf",
+                "BasePath=/x Dirs=/run,/tmp\n",
+                "/run/mpsd",
+                true,
+            ),
+            (
+                "namespace/tmpfs",
+                "job_container.conf",
+                "BasePath=/run\nDirs=/var/tmp\n",
+                "/run/mpsd",
+                false,
+            ),
+            ("namespace/linux", "", "", "/tmp/mpsd", true),
+            // The other plugin's file.
+            (
+                "namespace/linux",
+                "job_container.conf",
+                "Dirs=/run\n",
+                "/run/mpsd",
+                false,
+            ),
+            (
+                "namespace/linux",
+                "namespace.yaml",
+                linux,
+                "/run/mpsd",
+                true,
+            ),
+            (
+                "namespace/linux",
+                "namespace.yaml",
+                by_path,
+                "/run/mpsd",
+                true,
+            ),
+            (
+                "namespace/linux",
+                "namespace.yaml",
+                by_path,
+                "/x/mpsd",
+                false,
+            ),
+        ] {
+            let host = TextHost::default().file(&format!("/x/{file}"), text);
+            let private = private_directories(kind, Path::new("/x/slurm.conf"), &host);
+            let line = container(kind, &private, Path::new(run)).to_string();
+            assert_eq!(line.starts_with("FAIL"), hidden, "{text}: {line}");
         }
     }
 
