@@ -201,9 +201,6 @@ fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exc
     let used = fs::read_to_string(place.path("log/control.log")).expect("its log");
     assert!(!used.contains("NEW CLIENT"), "{used}");
 
-    place
-        .node
-        .set_mode(&place.node.uuids()[0], "exclusive_process");
     let mut client = of_root(&place.node.client());
     client
         .arg("--node")
@@ -211,6 +208,14 @@ fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exc
         .args(["--hold", "60"]);
     let client = Running::start(client.stdout(Stdio::null()));
     eventually("the client attaches", || place.has_context(client.pid()));
+    assert!(
+        told().len() == 1 && told().iter().all(named),
+        "{:?}",
+        told()
+    );
+    place
+        .node
+        .set_mode(&place.node.uuids()[0], "exclusive_process");
     let fails = |line: &String| line.starts_with("FAIL") && line.contains(" holds GPU 0, ");
     assert!(
         told().len() == 1 && told().iter().all(fails),

@@ -353,6 +353,18 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
 }
 
 #[test]
+fn a_drain_for_a_gpu_that_is_lost_stays() {
+    let mut site = Site::new("");
+    let reason = "mpsd: job 1.srv: a GPU is lost";
+    site.marker(reason, false);
+    site.reconciles(": delivered");
+    site.place.node.change(|node| drop(node.gpu.remove(0)));
+    let ran = site.mpsctl(&["undrain"]).exits(2);
+    ran.prints("stays: NVML does not list GPU");
+    assert_eq!(site.note(), ["offline", reason]);
+}
+
+#[test]
 fn a_node_with_an_administrators_note_shows_our_reason_and_comes_back_with_the_note() {
     let site = Site::new("");
     let memo = "new fans on Monday";

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use batch::{Exclusive, GpuName, GpuSource};
 use mpsd::job::node::{Files as _, Role};
+use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::{ComputeMode, Gpu};
+use mpsd_core::{ComputeMode, Gpu, Inventory};
 use nix::sys::signal::Signal;
+use tests::double::Builder;
 use tests::double::look::wait_until;
+use tests::double::node::Description;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
 use tests::sim::{Node, Sim, Trouble, paths};
@@ -380,4 +383,27 @@ fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
         place.assert_not_drained(account);
         place.assert_as_before(account);
     }
+}
+
+/// A GPU was lost, or divided otherwise, since.
+#[test]
+fn what_was_known_holds_only_for_as_many_whole_gpus() {
+    let since = |gpus: Builder, change: fn(&mut Description)| {
+        let mut place = Place::new(gpus, "");
+        let library = place.node.nvml().display().to_string();
+        let ask = |place: &Place, question: &Question| {
+            let limit = Duration::from_secs(40);
+            let worker = NvmlWorker::start(&place.program("mpsd"), &library, limit);
+            worker.and_then(|mut worker| worker.ask::<Inventory>(question))
+        };
+        let known = ask(&place, &Question::Inventory).expect("NVML");
+        let own = vec![known.gpus[0].uuid.clone()];
+        place.node.change(change);
+        let now = ask(&place, &Question::InventoryAgain(known, own)).expect("NVML");
+        (now.gpus.len(), now.migs.len())
+    };
+    assert_eq!(since(fast(2), |_| ()), (2, 0));
+    assert_eq!(since(fast(2), |node| drop(node.gpu.pop())), (1, 0));
+    let less = |node: &mut Description| drop(node.gpu[1].mig.remove(0));
+    assert_eq!(since(fast(2).divided(1, 3), less), (2, 2));
 }

@@ -416,6 +416,18 @@ mod tests {
         report
     }
 
+    /// On a disk copies would outlive the boot, and nobody removes those of a user without jobs.
+    #[test]
+    fn copies_are_kept_in_a_tmpfs_alone() {
+        for top in ["/dev/shm", "/var/tmp"] {
+            let run = tempfile::tempdir_in(top).unwrap();
+            let paths = Paths::new(run.path(), run.path());
+            keep_copy(&paths, &report("7", 1, &[]), 30).unwrap();
+            let is_tmpfs = Dir::open(run.path()).unwrap().is_tmpfs();
+            assert_eq!(paths.own_reports().exists(), is_tmpfs, "{top}");
+        }
+    }
+
     #[test]
     fn a_copy_has_a_jobs_steps_and_runs_each_once_and_the_youngest_that_fit() {
         for (job, name) in [

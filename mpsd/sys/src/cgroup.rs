@@ -451,8 +451,20 @@ mod tests {
         }
     }
 
+    /// A pid from the list may be another process's by now.
     #[test]
-    fn only_a_cgroup_below_a_root_is_opened_and_never_our_own() {
+    fn a_process_that_is_not_in_it_is_not_signaled() {
+        let _alone = alone();
+        for TestCgroup(cgroup) in &everywhere("outside") {
+            let mut child = as_stranger("/bin/sleep", &["60"]).start(soon()).unwrap();
+            cgroup.signal(child.pid(), Signal::SIGKILL).unwrap();
+            assert_eq!(child.wait(Deadline::after_ms(50)), None);
+            child.kill(soon()).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_a_cgroup_below_a_root_is_opened() {
         let _alone = alone();
         for TestCgroup(cgroup) in &everywhere("opened") {
             let again = Cgroup::open(cgroup.path()).unwrap().unwrap();
@@ -572,10 +584,14 @@ mod tests {
             let is_used = |cgroup: &&TestCgroup| !cgroup.0.procs().unwrap().is_empty();
             let inside = || here.iter().filter(is_used).count();
             let before = inside();
+            // An end that kills its own cgroup does not finish.
+            let is_refused = |cgroup: &TestCgroup| Cgroup::open(cgroup.0.path()).is_err();
+            let refused = here.iter().all(is_refused);
             leave(nix::unistd::getpid().as_raw());
-            vec![u8::from(before == here.len()), u8::from(inside() == 0)]
+            let all = [before == here.len(), refused, inside() == 0];
+            all.map(u8::from).to_vec()
         });
-        assert_eq!(answer.unwrap(), [1, 1]);
+        assert_eq!(answer.unwrap(), [1, 1, 1]);
     }
 
     #[test]

@@ -164,6 +164,18 @@ mod tests {
     }
 
     #[test]
+    fn a_line_without_an_end_is_not_read_for_ever() {
+        let _alone = alone();
+        let whole = holding(b"a\nb").unwrap();
+        let line = read_line(whole.as_fd(), soon(), 10);
+        assert_eq!(line, Ok(Some(b"a".to_vec())));
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        nix::unistd::write(&writer, &[b'x'; 8192]).unwrap();
+        let line = read_line(reader.as_fd(), Deadline::after_ms(500), 4096);
+        assert_eq!(line, Ok(None), "its writer may write more");
+    }
+
+    #[test]
     fn a_number_is_taken_as_a_file_where_it_is_one_and_else_left_open() {
         let _alone = alone();
         in_child(|| {

@@ -156,3 +156,20 @@ pub fn end_descendants() -> Vec<(i32, Exit)> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{STRANGER, alone, forked, outlived_by_a_thread, soon};
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_ended_too() {
+        let _alone = alone();
+        let mut keeper = forked(|| {
+            let child = outlived_by_a_thread(STRANGER);
+            let ended = end_descendants();
+            u8::from(!ended.iter().any(|(pid, _)| *pid == child.pid()))
+        });
+        assert_eq!(keeper.wait(soon()), Some(Exit::Code(0)));
+    }
+}
