@@ -43,8 +43,8 @@ fn a_server_that_its_user_starts_before_mpsd_does_harms_that_job_alone() {
     ] {
         // A failed prologue of Torque uses its whole time.
         let place = Place::new(
-            fast(1).times(|times| times.start = 1_500),
-            "deadline_s = 8\n",
+            fast(1).times(|times| times.start = 3_000),
+            "deadline_s = 10\n",
         );
         let mut prologue = place.start_torque(job, account, "0");
         let started = || !place.pids("nvidia-cuda-mps-control").is_empty();
