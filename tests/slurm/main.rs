@@ -3,7 +3,7 @@
 //! node drained.
 //!
 //! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` has
-//! one of the words, on this many clusters at once.
+//! one of the words, on this many clusters at once; with `--exact` those whose name is one.
 
 mod auto;
 mod containers;
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
         site_matrix::names().for_each(|name| println!("{name}"));
         return ExitCode::SUCCESS;
     }
-    words.retain(|word| !word.starts_with('-'));
+    words.retain(|word| !word.starts_with('-') || word == runner::EXACT);
     let tally = runner::Tally::default();
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));

@@ -64,6 +64,9 @@ pub struct Context {
     pub other: User,
 }
 
+/// As libtest's.
+pub const EXACT: &str = "--exact";
+
 #[derive(Default)]
 pub struct Tally(Mutex<Counts>);
 
@@ -74,8 +77,14 @@ struct Counts {
     failed: Vec<String>,
 }
 
+/// Whether a name has one of the words; with [`EXACT`] among them: whether it is one.
 pub fn is_chosen(words: &[String], name: &str) -> bool {
-    words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
+    let exact = words.iter().any(|word| word == EXACT);
+    let fits = |word: &String| match exact {
+        true => name == word,
+        false => name.contains(word.as_str()),
+    };
+    words.is_empty() || words.iter().any(fits)
 }
 
 /// The beds of the groups' chosen cells. `claims` are added to their own.
@@ -88,7 +97,11 @@ pub fn beds<'a>(
     let mut beds = Vec::new();
     for group in groups {
         let mut cells = group.cells.to_vec();
-        cells.retain(|(name, _)| is_chosen(words, &format!("{}::{name}", group.name)));
+        // What failed of a bed itself, chosen by its whole name, takes all its cells.
+        let of_bed = format!("{}::the_bed_", group.name);
+        if !words.iter().any(|word| word.starts_with(&of_bed)) {
+            cells.retain(|(name, _)| is_chosen(words, &format!("{}::{name}", group.name)));
+        }
         tally.there_are(group.cells.len());
         match (group.needs)() {
             _ if cells.is_empty() => {}

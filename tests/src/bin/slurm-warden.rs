@@ -234,7 +234,9 @@ impl Warden {
                 return;
             }
             for process in &left {
-                if told.insert(process.pid) {
+                // It keeps the scope that slurmd has from systemd, and outlives slurmd.
+                let keeps_scope = process.argv.last().is_some_and(|word| word == "infinity");
+                if told.insert(process.pid) && !keeps_scope {
                     forced.push(format!("killed {process}"));
                 }
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);

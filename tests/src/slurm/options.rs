@@ -127,10 +127,12 @@ impl Options {
     /// What such a bed needs for itself. Two beds with a common word must not exist at the same
     /// time.
     pub fn claims(&self) -> Vec<String> {
-        let cgroups = self
-            .slurm_lines
-            .iter()
-            .any(|line| line.ends_with("/cgroup"));
+        // With v2 every slurmd makes some.
+        let cgroups = unified()
+            || self
+                .slurm_lines
+                .iter()
+                .any(|line| line.ends_with("/cgroup"));
         let cgroups = cgroups.then(|| format!("the cgroups of {}1", self.node_name));
         let configless = self.configless.then(|| CONFIGLESS.to_owned());
         cgroups.into_iter().chain(configless).collect()

@@ -115,7 +115,7 @@ impl Bed {
 
     /// What is on the machine and was not when the bed started; empty if every job left nothing.
     /// Directories of a node, not of a job, do not count: `run/NODE`, its `jobs`, `shared`, and
-    /// `gpus` with a lock for each GPU, and the list of failed starts.
+    /// `gpus` with a lock for each GPU, the users' reports, and the list of failed starts.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
@@ -133,6 +133,8 @@ impl Bed {
             let own_files = ["ledger", ".ledger.lock"];
             match parts[..] {
                 [] | ["jobs"] | ["shared"] | ["gpus"] | ["gpus", _] => Some(()),
+                // In memory alone, as a booted machine's `/run` is.
+                ["reports", ..] => Some(()),
                 [file] if own_files.contains(&file) => Some(()),
                 _ => None,
             }
