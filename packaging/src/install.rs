@@ -44,7 +44,7 @@ pub fn packages(deb: &str, rpm: &str) -> Result<()> {
 
 /// The directory `name` below the target directory's `place`. `make` fills it, unless it was made
 /// for the same `wanted`.
-fn kept(
+pub fn kept(
     place: &str,
     name: &str,
     wanted: &str,
@@ -150,6 +150,8 @@ pub fn zig() -> Result<PathBuf> {
 
 /// The packages of the arm64 system, and the emulator, which runs on this machine.
 const ARM64: &str = "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
+const SMALL: &str = "--dpkgopt=path-exclude=/usr/share/doc/* --dpkgopt=path-exclude=/usr/share/man/* \
+                     --dpkgopt=path-exclude=/usr/share/locale/*";
 pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 
 /// The directory with a Debian for arm64, made if it is missing, and the emulator that runs its
@@ -159,21 +161,28 @@ pub fn arm64() -> Result<PathBuf> {
         if !cfg!(target_arch = "x86_64") {
             bail!("the emulator is taken for x86_64 machines, which this is not");
         }
-        program("/usr/bin/mmdebstrap", "mmdebstrap", "mmdebstrap")?;
-        if fs::exists(APT)? && !fs::exists("/usr/share/keyrings/debian-archive-keyring.gpg")? {
-            packages("debian-archive-keyring", "")?;
-        }
         let root = home.join("root");
-        let words = "--quiet --variant=extract --mode=root --format=directory --dpkgopt=path-exclude=/usr/share/doc/* \
-                     --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
-                     --architectures=arm64,amd64";
-        let mut make = command("/usr/bin/mmdebstrap", words);
-        make.arg(format!("--include={ARM64}")).arg("bookworm");
-        quietly(make.arg(&root).env("LC_ALL", "C"))?;
+        let words =
+            format!("{SMALL} --variant=extract --architectures=arm64,amd64 --include={ARM64}");
+        mmdebstrap(&root, &words, "bookworm")?;
         let mut dirs = ["proc", "root", "run"].iter();
         dirs.try_for_each(|dir| make_dir(&root.join(dir)))
     })?;
     Ok(home.join("root"))
+}
+
+/// A Debian of this release in `root`.
+pub fn mmdebstrap(root: &Path, words: &str, release: &str) -> Result<()> {
+    program("/usr/bin/mmdebstrap", "mmdebstrap", "mmdebstrap")?;
+    if fs::exists(APT)? && !fs::exists("/usr/share/keyrings/debian-archive-keyring.gpg")? {
+        packages("debian-archive-keyring", "")?;
+    }
+    let mut make = command(
+        "/usr/bin/mmdebstrap",
+        "--quiet --mode=root --format=directory",
+    );
+    make.args(words.split_whitespace()).arg(release).arg(root);
+    quietly(make.env("LC_ALL", "C"))
 }
 
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";

@@ -6,6 +6,7 @@ mod figures;
 mod files;
 mod hardware;
 mod install;
+mod machine;
 mod package;
 mod release_check;
 mod runs;
@@ -62,6 +63,9 @@ enum Verb {
     ReleaseCheck(release_check::Options),
     /// Compare runs of SchedMD's test suite: without us, with the plugin, in an auto partition.
     Schedmd(schedmd::Options),
+    /// Run cells in virtual machines, as 'test vm' does.
+    #[command(hide = true)]
+    Machine(machine::Options),
     /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or
     /// 'unasked', each with '--help'.
     #[command(disable_help_flag = true)]
@@ -110,6 +114,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Setup { arm64: false } => install::slurm()?,
         Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
         Verb::Test(options) => return test::run(options),
+        Verb::Machine(options) => return machine::run(options),
         Verb::Matrices => runs::matrices()?,
         Verb::Matrix(matrix) => runs::matrix(matrix)?,
         Verb::Soak(options) => runs::soak(options)?,

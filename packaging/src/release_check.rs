@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
     check("licences and dependencies", dependencies());
     let manual = quietly(&mut cargo::words("test --locked -p manual"));
     check("man pages and completions", manual);
-    let pack = || package::run(&package::Options::into_dir(PACKAGES)?);
+    let pack = || package::run(&package::Options::into_dir("x86_64,aarch64", PACKAGES)?);
     if !options.quick && check("packages", pack()) {
         check("lintian", lintian());
         check("rpmlint", rpmlint());

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine, Profile};
-use crate::{cargo, command, runs, site};
+use crate::{cargo, command, machine, runs, site};
 
 /// Longest time for one stage. All of them must fit into thirty minutes on two cores.
 const LONGEST: Duration = Duration::from_secs(1500);
@@ -57,6 +57,7 @@ suite       | build       | whole programs on simulated nodes: crashes, kills, f
 slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked -p tests --test slurm
 packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
 arm64-unit  |             | unit tests for aarch64, by an emulator |
+vm          | build       | cells on a machine of their own, with cgroup v2 alone |
 slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
 docs        | build       | the documentation's site, each link followed |";
 
@@ -187,7 +188,7 @@ impl Report {
             if !command.get_args().any(|word| word == "--") {
                 command.arg("--");
             }
-            command.args(&tally.failures).args(exactly(name));
+            command.args(&tally.failures).arg("--exact");
             let (second, again) = tallied(name, &mut command);
             verdict = again;
             tally.after(name, second);
@@ -267,11 +268,6 @@ fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
     (tally, verdict)
 }
 
-/// How libtest takes whole names; the cells on a real Slurm have a runner of their own.
-fn exactly(stage: &str) -> Option<&'static str> {
-    (!stage.starts_with("slurm")).then_some("--exact")
-}
-
 /// Some stages need more than cargo, which not every machine has; CI has it. The inner error says
 /// what is missing.
 fn command_of(stage: &Stage) -> Result<Result<Command>> {
@@ -299,6 +295,10 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
                 Ok(command)
             })
         }
+        "vm" => match machine::system() {
+            Ok(_) => Ok(machine::stage()?),
+            Err(missing) => Err(missing),
+        },
         "slurm-24.11" => {
             let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
             if !system.is_dir() {
@@ -420,7 +420,7 @@ mod tests {
         let slurm = names(&["slurm", "fmt"]).unwrap();
         assert_eq!(slurm, ["setup", "fmt", "build", "slurm"]);
         let all = names(&[]).unwrap();
-        assert!(all.len() == 17 && names(&["moms"]).is_err());
+        assert!(all.len() == 18 && names(&["moms"]).is_err());
         let at = |name: &str| all.iter().position(|one| *one == name);
         for stage in stages() {
             let earlier = stage.needs.iter().all(|needed| at(needed) < at(stage.name));

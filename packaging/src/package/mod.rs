@@ -61,9 +61,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Everything built for every machine, the packages in `dir`.
-    pub fn into_dir(dir: &str) -> Result<Options> {
-        let words = ["dist", "--target", "x86_64,aarch64", "--out", dir];
+    /// Everything built for machines with these names, the packages in `dir`.
+    pub fn into_dir(machines: &str, dir: &str) -> Result<Options> {
+        let words = ["dist", "--target", machines, "--out", dir];
         let command = Options::augment_args(clap::Command::new("dist"));
         let given = command.try_get_matches_from(words)?;
         Ok(Options::from_arg_matches(&given)?)
