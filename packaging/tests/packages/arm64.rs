@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use tests::double::NodeDouble;
 
 use crate::cluster::doubles;
-use crate::contents::stamp;
+use crate::contents::{PLUGINS, stamp};
 use crate::install::{
     distribution, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, take,
 };
@@ -217,7 +217,7 @@ fn the_plugin_of_each_release_loads(root: &Root) {
         assert!(output.status.success(), "{release}: {}", said(&output));
         loaded += 1;
     }
-    assert_eq!(loaded, 8);
+    assert_eq!(loaded, PLUGINS);
 }
 
 #[test]
