@@ -185,7 +185,11 @@ impl Site {
         let mut all = processes();
         all.retain(|process| {
             let exe = process.exe.as_deref().map(Path::to_string_lossy);
-            exe.is_some_and(|exe| exe.contains("/mpsd/") || exe.starts_with(VENDOR))
+            // The repository's own directory may have our name, too.
+            exe.is_some_and(|exe| {
+                let packaged = exe.starts_with("/usr/") && exe.contains("/mpsd/");
+                packaged || exe.starts_with(VENDOR)
+            })
         });
         all
     }
