@@ -12,7 +12,7 @@ use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine, Profile};
 use crate::{cargo, command, machine, runs, site};
 
-/// Longest time for one stage. All of them must fit into thirty minutes on two cores.
+/// Longest time for one stage.
 const LONGEST: Duration = Duration::from_secs(1500);
 
 /// On a loaded machine a bound on time can fall. So a few tests that failed run once more, alone,

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use batch::host::Answer;
 use batch::{GpuSource, Host, Site, ThisHost};
 use mpsd::cli::job_arguments::JobArguments;
-use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
+use mpsd_core::{Gpu, GpuUuid, Inventory};
 use tests::slurm::{Gpus, Options};
 
 use crate::jobs::{check_bare, check_daemons, gpus, holds, says};
@@ -367,7 +367,6 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             uuid: GpuUuid::parse(&format!("GPU-0000000{minor}"))?,
             name: "NVIDIA H200".to_owned(),
             memory_mib: Some(143_771),
-            mode: ComputeMode::Default,
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: Some(minor),

@@ -14,7 +14,8 @@ use tests::double::{NodeDouble, copy_program};
 use tests::slurm::program_beside;
 use tests::stage::PROGRAMS;
 
-use crate::runner::{Tally, is_chosen};
+use crate::runner::Tally;
+use ::tests::slurm::is_chosen;
 
 const NAME: &str = "hardware::the_part_auto_finds_no_difference_on_doubles";
 const ENDS: Duration = Duration::from_secs(240);

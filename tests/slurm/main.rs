@@ -132,7 +132,7 @@ fn main() -> ExitCode {
         site_matrix::names().for_each(|name| println!("{name}"));
         return ExitCode::SUCCESS;
     }
-    words.retain(|word| !word.starts_with('-') || word == runner::EXACT);
+    words.retain(|word| !word.starts_with('-') || word == ::tests::slurm::EXACT);
     let tally = runner::Tally::default();
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tests::beside::Work;
-use tests::slurm::{Bed, Options, Simulated, User, Word};
+use tests::slurm::{Bed, Options, Simulated, User, Word, is_chosen_in};
 
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -64,9 +64,6 @@ pub struct Context {
     pub other: User,
 }
 
-/// As libtest's.
-pub const EXACT: &str = "--exact";
-
 #[derive(Default)]
 pub struct Tally(Mutex<Counts>);
 
@@ -75,16 +72,6 @@ struct Counts {
     all: usize,
     passed: usize,
     failed: Vec<String>,
-}
-
-/// Whether a name has one of the words; with [`EXACT`] among them: whether it is one.
-pub fn is_chosen(words: &[String], name: &str) -> bool {
-    let exact = words.iter().any(|word| word == EXACT);
-    let fits = |word: &String| match exact {
-        true => name == word,
-        false => name.contains(word.as_str()),
-    };
-    words.is_empty() || words.iter().any(fits)
 }
 
 /// The beds of the groups' chosen cells. `claims` are added to their own.
@@ -97,11 +84,7 @@ pub fn beds<'a>(
     let mut beds = Vec::new();
     for group in groups {
         let mut cells = group.cells.to_vec();
-        // What failed of a bed itself, chosen by its whole name, takes all its cells.
-        let of_bed = format!("{}::the_bed_", group.name);
-        if !words.iter().any(|word| word.starts_with(&of_bed)) {
-            cells.retain(|(name, _)| is_chosen(words, &format!("{}::{name}", group.name)));
-        }
+        cells.retain(|(name, _)| is_chosen_in(words, group.name, name));
         tally.there_are(group.cells.len());
         match (group.needs)() {
             _ if cells.is_empty() => {}

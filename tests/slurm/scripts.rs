@@ -13,8 +13,9 @@ use tests::scripts::batch::Place;
 use tests::scripts::{self, STAND_INS, Script, Three};
 use tests::slurm::{Bed, Gpus, Options, Simulated, User, private_dev};
 
-use crate::runner::{self, Context, Tally, is_chosen};
+use crate::runner::{self, Context, Tally};
 use crate::sites::no_cgroups;
+use ::tests::slurm::is_chosen;
 
 /// Scripts that run at once. Each has GPUs of a type of its own, so that all three runs of a script
 /// get the same ones.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::{ComputeMode, Inventory};
+use mpsd_core::Inventory;
 use tempfile::TempDir;
 
 use crate::beside::{self, Work};
@@ -114,9 +114,7 @@ impl Place {
         let told = worker.ask::<Inventory>(&Question::Inventory);
         swap(&mut self.node);
         // A node that has lost a GPU may not tell the others.
-        let Ok(mut gpus) = told else { return };
-        let all = gpus.gpus.iter_mut().chain(&mut gpus.migs);
-        all.for_each(|gpu| gpu.mode = ComputeMode::Default);
+        let Ok(gpus) = told else { return };
         let ledger = serde_json::json!({"version": 1, "gpus": gpus});
         fs::write(self.path("run/ledger"), ledger.to_string()).expect("a ledger");
     }

@@ -10,7 +10,7 @@ use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
 use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
-use mpsd_core::{ComputeMode, Failure, Gpu, JobId};
+use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
@@ -38,8 +38,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
         Scenario::new("announced", "MPS=true", 1).announced(),
         Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
-        Scenario::new("exclusive found", "MPS=true", 1)
-            .gpus(|gpus| gpus[0].mode = ComputeMode::ExclusiveProcess),
+        Scenario::new("exclusive found", "MPS=true", 1).exclusive(0),
     ]
 }
 
@@ -461,7 +460,7 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     let world = shared(&before(&scenario));
     world.borrow_mut().foreign.push((gpu, 77));
     Sim::well(&world).begin(&scenario).expect("prologue");
-    assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
+    assert!(world.borrow().modes.is_empty());
     let log = world.borrow().log.clone();
     let is_named = log.iter().any(|line| line.contains("process 77"));
     assert!(is_named, "{log:?}");
@@ -470,8 +469,7 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
 /// Its server would get error 46 there, and the job no reason.
 #[test]
 fn a_process_that_holds_an_exclusive_gpu_is_named() {
-    let exclusive = |gpus: &mut Vec<Gpu>| gpus[0].mode = ComputeMode::ExclusiveProcess;
-    let scenario = Scenario::new("held", "MPS=true", 1).gpus(exclusive);
+    let scenario = Scenario::new("held", "MPS=true", 1).exclusive(0);
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let world = shared(&before(&scenario));
     world.borrow_mut().foreign.push((gpu.clone(), 77));

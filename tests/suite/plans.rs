@@ -2,7 +2,6 @@
 //! the same commit.
 
 use batch::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
-use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 
 fn scenarios() -> Vec<Scenario> {
@@ -89,8 +88,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
         Scenario::new("some_of_eight", "MPS=true", 8)
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),
-        Scenario::new("mode_found_exclusive", "MPS=true", 2)
-            .gpus(|gpus| gpus[1].mode = ComputeMode::ExclusiveProcess),
         Scenario::new("mig_one", "MPS=true,MPS_THREADS=50,MPS_MEM=4G", 2).divided(1, &[(0, 1)]),
         Scenario::new("mig_two", "MPS=true,MPS_MEM=25%", 2).divided(2, &[(1, 0), (0, 2)]),
         Scenario::new(

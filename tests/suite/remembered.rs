@@ -26,13 +26,15 @@ fn record(world: &Node, scenario: &Scenario) -> Record {
     world.borrow().record(&scenario.id()).expect("a record")
 }
 
-/// So are a site's settings for one product.
+/// So are a site's settings for one product. Whoever waits for the start.
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);
+    type Caller = fn(Scenario) -> Scenario;
     let h100: Otherwise = |gpu| gpu.name = "NVIDIA H100".to_owned();
     let [cgroup, control] = ["cgroup = \"none\"", "control = \"/opt/control\""]
         .map(|key| &*format!("[[node]]\nproduct = \"NVIDIA H100\"\n{key}").leak());
+    let callers: [Caller; 3] = [|all| all, Scenario::detached, Scenario::announced];
     for (name, config, otherwise, again) in [
         ("as before", "", (|_| {}) as Otherwise, false),
         ("other GPUs", "", |gpu| gpu.memory_mib = Some(80_000), true),
@@ -42,33 +44,40 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     ] {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
         let scenario = scenario.config(config).remembered(otherwise);
-        let world = scenario.node();
-        let mut node = Sim::well(&world);
-        node.begin(&scenario).expect(name);
-        // Each start leaves time for its rollback.
-        let kept = node.settings().teardown.as_millis() * 3 / 5;
-        if let [first, second] = node.start_ms[..] {
-            assert!(u128::from(second) + kept <= first.into(), "{name}");
+        for caller in callers {
+            goes_by_the_gpus_that_are_there(name, &caller(scenario.clone()), again);
         }
-        assert_eq!(node.start_ms.len(), 1 + usize::from(again), "{name}");
-        drop(node);
-        let log = world.borrow().log.concat();
-        assert_eq!(log.contains("MPS is begun again"), again, "{name}: {log}");
-        let limits = record(&world, &scenario).daemons[0].memory.clone();
-        assert_eq!(limits[0].1, 143_771 / 4, "{name}");
-        let up = world.borrow().clone();
-        let ledger = up.text(&paths().run().join("ledger"));
-        assert!(!ledger.expect("a ledger").contains("80000"), "{name}");
-        assert_eq!((up.processes.len(), up.cgroups.len()), (3, 1), "{name}");
-        assert_eq!(up.inventory.gpus[0].mode, EXCLUSIVE, "{name}");
-        Sim::well(&world).end(&scenario);
-        let before = scenario.world().picture();
-        assert_eq!(world.borrow().picture(), before, "{name}");
-        // The next start knows them.
-        let mut node = Sim::well(&world);
-        node.begin(&scenario).expect(name);
-        assert_eq!(node.start_ms.len(), 1, "{name}");
     }
+}
+
+fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario, again: bool) {
+    let name = format!("{name}, {:?}", scenario.when);
+    let world = scenario.node();
+    let mut node = Sim::well(&world);
+    node.begin(scenario).expect(&name);
+    // Each start leaves time for its rollback.
+    let kept = node.settings().teardown.as_millis() * 3 / 5;
+    if let [first, second] = node.start_ms[..] {
+        assert!(u128::from(second) + kept <= first.into(), "{name}");
+    }
+    assert_eq!(node.start_ms.len(), 1 + usize::from(again), "{name}");
+    drop(node);
+    let log = world.borrow().log.concat();
+    assert_eq!(log.contains("MPS is begun again"), again, "{name}: {log}");
+    let limits = record(&world, scenario).daemons[0].memory.clone();
+    assert_eq!(limits[0].1, 143_771 / 4, "{name}");
+    let up = world.borrow().clone();
+    let ledger = up.text(&paths().run().join("ledger"));
+    assert!(!ledger.expect("a ledger").contains("80000"), "{name}");
+    assert_eq!((up.processes.len(), up.cgroups.len()), (3, 1), "{name}");
+    assert!(up.modes.values().eq([&EXCLUSIVE]), "{name}");
+    Sim::well(&world).end(scenario);
+    let before = scenario.world().picture();
+    assert_eq!(world.borrow().picture(), before, "{name}");
+    // The next start knows them.
+    let mut node = Sim::well(&world);
+    node.begin(scenario).expect(&name);
+    assert_eq!(node.start_ms.len(), 1, "{name}");
 }
 
 /// The journal names the process, from the announcement on: nothing else can end a start that its

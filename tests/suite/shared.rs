@@ -466,10 +466,11 @@ fn no_other_job_makes_the_gpu_of_a_shared_mps_exclusive() {
         ..Scenario::new("alone", "MPS=true", 1)
     };
     Sim::well(&world).begin(&alone).expect("it begins");
-    assert_eq!(world.borrow().inventory.gpus[0].mode, ComputeMode::Default);
+    assert!(world.borrow().modes.is_empty());
     assert!(Sim::well(&world).end(&alone).is_clean());
     restored(&world, "beside one that wanted its GPU alone");
     Sim::well(&world).begin(&alone).expect("it begins");
-    let mode = world.borrow().inventory.gpus[0].mode;
-    assert_eq!(mode, ComputeMode::ExclusiveProcess, "without a shared MPS");
+    let modes = world.borrow().modes.clone();
+    let exclusive = [&ComputeMode::ExclusiveProcess];
+    assert!(modes.values().eq(exclusive), "without a shared MPS");
 }

@@ -2,7 +2,6 @@
 //! nothing tells it.
 
 use batch::{GpuName, GpuSource, Scheduler};
-use mpsd_core::ComputeMode;
 use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, h200};
 use tests::sim::{Node, Sim, Trouble};
@@ -122,9 +121,7 @@ fn a_job_that_could_notice_its_mps_has_none() {
         let plain = record.warnings.is_empty() && !record.exclusive;
         assert!(plain, "{record:?}");
         assert!(record.unasked.is_some(), "{why}");
-        let modes = &world.borrow().inventory.gpus;
-        let kept = modes.iter().all(|gpu| gpu.mode == ComputeMode::Default);
-        assert!(kept, "{why}");
+        assert!(world.borrow().modes.is_empty(), "{why}");
     }
 }
 

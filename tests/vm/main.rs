@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tests::child::{self, Ran, Running};
 use tests::double::{NodeDouble, look};
-use tests::slurm::{Process, Record, SIMULATED_MAJOR, processes};
+use tests::slurm::{Process, Record, SIMULATED_MAJOR, SITE, processes};
 
 /// Where the machine has the packages.
 const PACKAGES: &str = "/disk/packages";
@@ -25,23 +25,14 @@ const CGROUPS: &str = "/sys/fs/cgroup/system.slice/mpsd.service";
 /// An emulated machine is slow, and the one that emulates it may be busy.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// The rest is Debian's or Slurm's default.
+/// Behind [`SITE`].
 const SLURM: &str = "\
-ClusterName=site
 SlurmctldHost=gpu001(127.0.1.1)
-SlurmUser=slurm
-StateSaveLocation=/var/lib/slurm/slurmctld
-SlurmdSpoolDir=/var/lib/slurm/slurmd
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
-SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-SchedulerParameters=bf_interval=1,batch_sched_delay=0
-SlurmdParameters=config_overrides
 PrologFlags=Alloc,Contain
-ReturnToService=2
 KillWait=3
-GresTypes=gpu
 NodeName=gpu001 NodeAddr=127.0.1.1 CPUs=4 RealMemory=1500 Gres=gpu:2
 PartitionName=main Nodes=ALL Default=YES DefMemPerNode=300
 ";
@@ -155,7 +146,8 @@ impl Site {
         let account = users::get_user_by_name(USER).expect("a user");
         let owner = (Some(account.uid()), Some(account.primary_group_id()));
         chown(HOME, owner.0, owner.1).expect("a home");
-        for (name, text) in [("slurm", SLURM), ("gres", GRES), ("cgroup", CGROUP)] {
+        let slurm = format!("{SITE}{SLURM}");
+        for (name, text) in [("slurm", &*slurm), ("gres", GRES), ("cgroup", CGROUP)] {
             fs::write(format!("/etc/slurm/{name}.conf"), text).expect("a file");
         }
         said("install -d -o slurm /var/lib/slurm/slurmctld");

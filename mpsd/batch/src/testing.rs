@@ -7,7 +7,7 @@ use super::host::{Answer, Host};
 use super::{devices, read};
 use mpsd_core::failure::Failure;
 use mpsd_core::gpu::Mig;
-use mpsd_core::{ComputeMode, Gpu, GpuUuid};
+use mpsd_core::{Gpu, GpuUuid};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,7 +22,6 @@ pub fn gpu(index: u32, minor: u32) -> Gpu {
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
         name: "NVIDIA H200".to_owned(),
         memory_mib: Some(143_771),
-        mode: ComputeMode::Default,
         mig: Mig::Off,
         capability: (9, 0),
         minor: Some(minor),

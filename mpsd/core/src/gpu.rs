@@ -95,7 +95,7 @@ pub enum ComputeMode {
 }
 
 /// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of
-/// its GPU.
+/// its GPU. Its compute mode is no part of it: jobs change that.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -105,7 +105,6 @@ pub struct Gpu {
     pub name: String,
     /// Total memory, MiB; `None`: NVML does not tell, for example if it is the machine's memory.
     pub memory_mib: Option<u64>,
-    pub mode: ComputeMode,
     pub mig: Mig,
     /// CUDA compute capability, major and minor.
     pub capability: (u32, u32),
@@ -205,7 +204,6 @@ mod tests {
             uuid: GpuUuid::parse("GPU-0").unwrap(),
             name: "NVIDIA X".to_owned(),
             memory_mib: Some(1024),
-            mode: ComputeMode::Default,
             mig,
             capability,
             minor: None,

@@ -5,7 +5,8 @@ use super::bind::Bind;
 use super::environment::{PIPE_DIRECTORY, VISIBLE_DEVICES};
 use super::record::Record;
 
-const CONTROL: &str = "nvidia-cuda-mps-control";
+/// NVIDIA's control daemon.
+pub const CONTROL: &str = "nvidia-cuda-mps-control";
 const LAUNCHERS: [&str; 7] = [
     "mpirun",
     "mpiexec",

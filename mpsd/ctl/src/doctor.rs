@@ -93,13 +93,15 @@ fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
     let ask = || -> Result<(Inventory, Driver, Vec<Held>), Failure> {
         let mut nvml = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?;
         let inventory: Inventory = nvml.ask(&Question::Inventory)?;
-        let gpus = inventory.gpus.iter();
-        let exclusive = gpus.filter(|gpu| gpu.mode == ComputeMode::ExclusiveProcess);
-        let held = exclusive.map(|gpu| {
-            let on_it: Vec<GpuProcess> = nvml.ask(&Question::Processes(gpu.uuid.clone()))?;
-            Ok((gpu.index, on_it.iter().map(|process| process.pid).collect()))
-        });
-        let held = held.collect::<Result<_, Failure>>()?;
+        let mut held = Vec::new();
+        // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
+        for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
+            let mode: ComputeMode = nvml.ask(&Question::Mode(gpu.uuid.clone()))?;
+            if mode == ComputeMode::ExclusiveProcess {
+                let on_it: Vec<GpuProcess> = nvml.ask(&Question::Processes(gpu.uuid.clone()))?;
+                held.push((gpu.index, on_it.iter().map(|process| process.pid).collect()));
+            }
+        }
         Ok((inventory, nvml.ask(&Question::Driver)?, held))
     };
     let (inventory, driver, held) = match ask() {

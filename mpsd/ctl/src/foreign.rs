@@ -8,6 +8,7 @@ use mpsd::node::tasks::cgroup_name;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::script::CONTROL;
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::{Process, ProcessTable};
@@ -16,9 +17,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-const CONTROL: &str = "nvidia-cuda-mps-control";
 /// The kernel keeps 15 characters of a process's name.
-const NAME: &str = "nvidia-cuda-mps";
+const LONGEST_NAME: usize = 15;
 /// NVIDIA's own, for a daemon without the variable.
 const USUAL: &str = "/tmp/nvidia-mps";
 /// A user can make each look hang.
@@ -38,11 +38,13 @@ pub(super) struct Foreign {
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
 
-/// The control daemons whose user has no job of ours, outside of all jobs.
+/// The control daemons that no job started, of users without an MPS of ours.
 pub(super) fn daemons(settings: &Settings) -> Vec<Foreign> {
     let users = users_with_mps(settings);
     let table = ProcessTable::scan().unwrap_or_default();
-    let named = table.iter().filter(|entry| entry.stat.name == NAME);
+    let named = table
+        .iter()
+        .filter(|entry| entry.stat.name == CONTROL[..LONGEST_NAME]);
     let mut others: Vec<_> = named
         .filter(|entry| !users.contains(&entry.uids.effective))
         .collect();

@@ -178,7 +178,6 @@ mod tests {
             uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
             name: name.to_owned(),
             memory_mib: Some(1024),
-            mode: mpsd_core::ComputeMode::Default,
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: None,

@@ -7,7 +7,7 @@ use super::case::DrainTarget;
 use super::journal::ProcessRef;
 use super::node::{Files, Members};
 use mpsd_core::file::Durability;
-use mpsd_core::{ComputeMode, Inventory, JobId};
+use mpsd_core::{Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::now;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -207,16 +207,11 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
     });
 }
 
-/// Keeps the GPUs for the starts to come. Their modes are not kept: jobs change them.
-/// Returns what is kept.
-pub(super) fn remember_gpus(files: &mut impl Files, mut gpus: Inventory) -> Inventory {
-    for gpu in gpus.gpus.iter_mut().chain(&mut gpus.migs) {
-        gpu.mode = ComputeMode::Default;
-    }
-    if Ledger::read(files).gpus.as_ref() != Some(&gpus) {
+/// Keeps the GPUs for the starts to come.
+pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
+    if Ledger::read(files).gpus.as_ref() != Some(gpus) {
         Ledger::change(files, |ledger, _| ledger.gpus = Some(gpus.clone()));
     }
-    gpus
 }
 
 /// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would

@@ -76,7 +76,8 @@ pub(super) fn are_confirmed(
     gpus: &[GpuUuid],
 ) -> Result<bool, Failure> {
     let now = node.inventory_again(known, gpus)?;
-    Ok(ledger::remember_gpus(node, now) == *known)
+    ledger::remember_gpus(node, &now);
+    Ok(now == *known)
 }
 
 /// Keeps NVML's answer for later starts unless this is a step's. slurmstepd is inside the device
@@ -84,7 +85,7 @@ pub(super) fn are_confirmed(
 /// GPUs alone, counted from 0.
 fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
     if !job.submission.step {
-        ledger::remember_gpus(node, inventory.clone());
+        ledger::remember_gpus(node, inventory);
     }
 }
 

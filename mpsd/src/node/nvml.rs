@@ -234,29 +234,22 @@ impl Nvml {
     ) -> Result<Inventory, NvmlError> {
         let count = self.library.device_count();
         let count = count.of("nvmlDeviceGetCount_v2", NVML)?;
-        let now = |gpu: &Gpu| {
-            let device = self.device(&gpu.uuid).ok()?;
+        let is_as_known = |uuid: &GpuUuid| {
+            let gpu = known.gpus.iter().find(|gpu| gpu.uuid == *uuid)?;
+            let device = self.device(uuid).ok()?;
             let (now, migs) = gpu_of(&device, device.index().ok()?).ok()?;
-            let mut known = gpu.clone();
-            known.mode = now.mode;
-            (migs.is_empty() && now == known).then_some(now)
+            (migs.is_empty() && now == *gpu).then_some(())
         };
-        let mut again = known;
-        let is_whole = |gpu: &GpuUuid| again.gpus.iter().any(|one| one.uuid == *gpu);
-        let mut holds = count as usize == again.gpus.len()
-            && again.migs.is_empty()
-            && gpus.iter().all(is_whole);
-        for gpu in again.gpus.iter_mut().filter(|gpu| gpus.contains(&gpu.uuid)) {
-            match now(gpu).filter(|_| holds) {
-                Some(now) => *gpu = now,
-                None => holds = false,
-            }
-        }
+        let holds = count as usize == known.gpus.len()
+            && known.migs.is_empty()
+            && gpus.iter().all(|uuid| is_as_known(uuid).is_some());
         if !holds {
             return self.inventory();
         }
-        again.driver = self.library.sys_driver_version().unwrap_or_default();
-        Ok(again)
+        Ok(Inventory {
+            driver: self.library.sys_driver_version().unwrap_or_default(),
+            ..known
+        })
     }
 
     pub fn driver(&self) -> Result<Driver, NvmlError> {
@@ -385,21 +378,11 @@ fn gpu_of(device: &Device<'_>, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError>
     let capability = capability.of("nvmlDeviceGetCudaComputeCapability", &name)?;
     let number = |part: i32| u32::try_from(part).unwrap_or(0);
     let mig = is_mig(device).of("nvmlDeviceGetMigMode", &name)?;
-    // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
-    let mode = match mig {
-        true => ComputeMode::Default,
-        false => ours(
-            device
-                .compute_mode()
-                .of("nvmlDeviceGetComputeMode", &name)?,
-        ),
-    };
     let gpu = Gpu {
         index,
         uuid: uuid.of("nvmlDeviceGetUUID", &name)?,
         memory_mib: memory_mib(device).of("nvmlDeviceGetMemoryInfo", &name)?,
         name: device.name().of("nvmlDeviceGetName", &name)?,
-        mode,
         mig: if mig { Mig::On } else { Mig::Off },
         capability: (number(capability.major), number(capability.minor)),
         minor: device.minor_number().ok(),
@@ -522,10 +505,6 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
         uuid,
         name: mig.name()?,
         memory_mib: memory_mib(&mig)?,
-        mode: mig
-            .compute_mode()
-            .map(ours)
-            .or_unknown(ComputeMode::Default)?,
         mig: Mig::Device {
             slices: slices.or_unknown(most)?,
             of: most,

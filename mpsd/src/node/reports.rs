@@ -416,7 +416,7 @@ mod tests {
         report
     }
 
-    /// On a disk copies would outlive the boot, and nobody removes those of a user without jobs.
+    /// A copy on a disk would outlive the boot, and nobody would remove it.
     #[test]
     fn copies_are_kept_in_a_tmpfs_alone() {
         for top in ["/dev/shm", "/var/tmp"] {

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use mpsd_core::config::Config;
     use mpsd_core::request::Syntax;
-    use mpsd_core::{ComputeMode, Inventory, Request};
+    use mpsd_core::{Inventory, Request};
 
     fn gpu(index: u32, memory_mib: impl Into<Option<u64>>) -> Gpu {
         Gpu {
@@ -318,7 +318,6 @@ mod tests {
             uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
             name: "NVIDIA X".to_owned(),
             memory_mib: memory_mib.into(),
-            mode: ComputeMode::Default,
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: None,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use tests::double::{NodeDouble, Programs};
-use tests::slurm::Record;
+use tests::slurm::{Record, SITE};
 
 use crate::machine::{HOST, Machine};
 use crate::root::Root;
@@ -19,23 +19,13 @@ pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VEN
 pub const KEYS: &str = "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
 
-/// The rest is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives
-/// none.
+/// Behind [`SITE`]. No cgroups for jobs: a systemd in a container gives none.
 const SLURM: &str = "\
-ClusterName=site
 SlurmctldHost=gpu001
-SlurmUser=slurm
-StateSaveLocation=/var/lib/slurm/slurmctld
-SlurmdSpoolDir=/var/lib/slurm/slurmd
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=bf_interval=1,batch_sched_delay=0
-SlurmdParameters=config_overrides
-ReturnToService=2
 PrologFlags=Alloc
-GresTypes=gpu
 NodeName=gpu001 CPUs=4 RealMemory=1000 Gres=gpu:2
 PartitionName=main Nodes=ALL Default=YES
 ";
@@ -94,7 +84,7 @@ pub fn connect(machines: &[Machine]) {
 }
 
 fn slurm(root: &Root, conf: &str) {
-    root.write("/etc/slurm/slurm.conf", conf);
+    root.write("/etc/slurm/slurm.conf", &[SITE, conf].concat());
     root.write(
         "/etc/slurm/gres.conf",
         "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",

@@ -24,7 +24,8 @@ use tests::beside::Work;
 
 use self::factors::{SITE, levels, values};
 use self::run::Site;
-use crate::runner::{Tally, is_chosen};
+use crate::runner::Tally;
+use ::tests::slurm::is_chosen;
 
 const NAME: &str = "site_matrix";
 

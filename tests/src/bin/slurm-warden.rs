@@ -235,7 +235,8 @@ impl Warden {
             }
             for process in &left {
                 // It keeps the scope that slurmd has from systemd, and outlives slurmd.
-                let keeps_scope = process.argv.last().is_some_and(|word| word == "infinity");
+                let argv: Vec<&str> = process.argv.iter().map(String::as_str).collect();
+                let keeps_scope = process.name == "slurmstepd" && argv.ends_with(&["infinity"]);
                 if told.insert(process.pid) && !keeps_scope {
                     forced.push(format!("killed {process}"));
                 }

@@ -66,7 +66,9 @@ impl Gpus for Sim {
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
         self.call("compute_mode")?;
-        let mode = self.world.borrow().inventory.by_uuid(gpu).map(|g| g.mode);
+        let world = self.world.borrow();
+        let is_there = world.inventory.by_uuid(gpu).is_some();
+        let mode = is_there.then(|| world.mode(gpu));
         mode.ok_or_else(|| self.gone(gpu))
     }
 

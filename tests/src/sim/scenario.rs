@@ -28,6 +28,8 @@ pub struct Scenario {
     pub account: &'static str,
     pub config: &'static str,
     pub inventory: Inventory,
+    /// The GPU of this number is found in EXCLUSIVE_PROCESS.
+    pub exclusive: Option<usize>,
     pub devices: Devices,
     pub step: bool,
     pub scheduler: Scheduler,
@@ -50,7 +52,6 @@ pub fn h200(index: u32) -> Gpu {
             .expect("uuid"),
         name: "NVIDIA H200".to_owned(),
         memory_mib: Some(143_771),
-        mode: ComputeMode::Default,
         mig: Mig::Off,
         capability: (9, 0),
         minor: Some(index),
@@ -108,6 +109,7 @@ impl Scenario {
                 driver: "580.159.04".to_owned(),
                 migs: Vec::new(),
             },
+            exclusive: None,
             devices: Devices {
                 gpus: GpuSource::Listed((0..gpus).map(GpuName::Index).collect()),
                 exclusive: Exclusive::GpusAlone,
@@ -149,6 +151,10 @@ impl Scenario {
     /// The node before the job.
     pub fn world(&self) -> World {
         let mut world = World::new(self.inventory.clone());
+        if let Some(gpu) = self.exclusive {
+            let uuid = &self.inventory.gpus[gpu].uuid;
+            world.set_mode(uuid, ComputeMode::ExclusiveProcess);
+        }
         if let Some(ledger) = self.ledger() {
             world.put(paths().run().join("ledger"), ledger);
         }
@@ -170,6 +176,11 @@ impl Scenario {
 
     pub fn devices(mut self, change: impl FnOnce(&mut Devices)) -> Self {
         change(&mut self.devices);
+        self
+    }
+
+    pub fn exclusive(mut self, gpu: usize) -> Self {
+        self.exclusive = Some(gpu);
         self
     }
 

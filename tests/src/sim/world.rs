@@ -27,6 +27,8 @@ pub struct Living {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct World {
     pub inventory: Inventory,
+    /// The compute modes other than DEFAULT.
+    pub modes: BTreeMap<GpuUuid, ComputeMode>,
     /// The files: everything that root keeps.
     pub files: Tree,
     pub starter: Option<i32>,
@@ -147,8 +149,13 @@ impl World {
     }
 
     pub fn set_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) {
-        let mut gpus = self.inventory.gpus.iter_mut();
-        gpus.find(|known| known.uuid == *gpu).expect("a GPU").mode = mode;
+        self.modes.insert(gpu.clone(), mode);
+        self.modes.retain(|_, mode| *mode != ComputeMode::Default);
+    }
+
+    pub fn mode(&self, gpu: &GpuUuid) -> ComputeMode {
+        let mode = self.modes.get(gpu).copied();
+        mode.unwrap_or(ComputeMode::Default)
     }
 
     pub fn has_process(&self, job: &JobId, is: impl Fn(&Living) -> bool) -> bool {
@@ -202,6 +209,7 @@ impl World {
         files.retain(|path, _| path.parent() != Some(paths().run()));
         Self {
             inventory: self.inventory.clone(),
+            modes: self.modes.clone(),
             files,
             cgroups: self.cgroups.clone(),
             processes: self.processes.clone(),

@@ -13,6 +13,7 @@
 //! what the bed made.
 
 mod bed;
+mod chosen;
 mod commands;
 mod conf;
 mod host;
@@ -25,7 +26,22 @@ mod state;
 mod users;
 mod warden;
 
+/// What a site's slurm.conf has in each test of the packages; the rest is Debian's or Slurm's
+/// default.
+pub const SITE: &str = "\
+ClusterName=site
+SlurmUser=slurm
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+SelectType=select/cons_tres
+SchedulerParameters=bf_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+ReturnToService=2
+GresTypes=gpu
+";
+
 pub use bed::Bed;
+pub use chosen::{EXACT, is_chosen, is_chosen_in};
 pub use commands::Client;
 pub use conf::{Gpus, SIMULATED_MAJOR, Word, private_dev};
 pub use host::{program_beside, use_slurm_of};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use mpsd_sys::files::Dir;
 
 use super::bed::{Bed, lock};
 use super::look::{Process, Snapshot};
@@ -121,6 +122,8 @@ impl Bed {
             return Vec::new();
         };
         let mut left = self.snapshot().beyond(&baseline);
+        // In memory alone, as a booted machine's `/run` is.
+        let keeps_reports = Dir::open(&self.run).is_ok_and(|run| run.is_tmpfs());
         let is_the_nodes = |item: &String| {
             let path = Path::new(item.strip_prefix("file ")?)
                 .strip_prefix(&self.run)
@@ -133,8 +136,7 @@ impl Bed {
             let own_files = ["ledger", ".ledger.lock"];
             match parts[..] {
                 [] | ["jobs"] | ["shared"] | ["gpus"] | ["gpus", _] => Some(()),
-                // In memory alone, as a booted machine's `/run` is.
-                ["reports", ..] => Some(()),
+                ["reports", ..] if keeps_reports => Some(()),
                 [file] if own_files.contains(&file) => Some(()),
                 _ => None,
             }

@@ -273,8 +273,8 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-/// The directories of which a job has its own, for any node, as the plugin's file says (read to
-/// 26.11: read_jcconf.c, read_nsconf.c).
+/// The private directories of a job, of all nodes together, by the plugin's file (read to 26.11:
+/// read_jcconf.c, read_nsconf.c).
 fn private_directories(kind: &str, conf: &Path, host: &dyn Host) -> Vec<String> {
     let found = match kind.ends_with("/linux") {
         true => {
