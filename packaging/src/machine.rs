@@ -1,6 +1,5 @@
 //! A virtual machine under QEMU's own translation (/dev/kvm is not needed). It boots a Debian with
-//! cgroup v2 alone under its systemd, and runs cells of this build there. Nothing that it writes is
-//! kept.
+//! cgroup v2 alone under its systemd, and runs cells of this build there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -61,24 +60,30 @@ WantedBy=multi-user.target
 /// Debian's services of Slurm wait for the test that starts them. No login takes the console.
 const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 
-/// What each machine runs: a test program, and words of which a cell's name has one. Machines run
-/// side by side, so each has about as much to do.
+/// What each machine runs, one after the other: a test program, or a crate's unit tests, and words
+/// of which a cell's name has one. Machines run side by side, so each has about as much to do.
 ///
 /// On the host stay: cells that no cgroup, mount, unit or kernel can change, and those of nodes that
 /// a booted one is not, where nobody looks again (`second_look`) or another log than journald hears
 /// (`confined::a_user`).
-const MACHINES: [(&str, &str); 4] = [
-    ("slurm", "shared:: leftovers:: seen::"),
-    (
+const MACHINES: [&[(&str, &str)]; 4] = [
+    &[("slurm", "shared:: leftovers:: seen::")],
+    &[(
         "slurm",
         "shared_cgroups:: shared_sluids:: memory_cgroup:: auto_shards_confined:: devices_reversed::",
-    ),
-    (
+    )],
+    &[(
         "suite",
         "confined::the_ bounded:: hidden:: evidence:: survivors:: second_look::the_end",
-    ),
-    ("vm", ""),
+    )],
+    &[
+        ("mpsd_sys", "cgroup:: confine:: spawn:: guard:: remove::"),
+        ("mpsd", "as_user:: launch:: members_tests::"),
+        ("vm", ""),
+    ],
 ];
+/// Those of [`MACHINES`] that are crates.
+const CRATES: [(&str, &str); 2] = [("mpsd_sys", "mpsd-sys"), ("mpsd", "mpsd")];
 
 /// Boots the machines and runs their cells.
 #[derive(Debug, clap::Args)]
@@ -91,12 +96,16 @@ pub struct Options {
 /// Makes the packages first. The stage 'build' may have replaced this program.
 pub fn stage() -> Result<Command> {
     let target = target_directory()?;
-    let packages = target.join(PACKAGES).display().to_string();
-    package::run(&package::Options::into_dir("x86_64", &packages)?)?;
+    packages()?;
     Ok(command(
         &target.join("debug/xtask").display().to_string(),
         "machine",
     ))
+}
+
+pub fn packages() -> Result<()> {
+    let packages = target_directory()?.join(PACKAGES).display().to_string();
+    package::run(&package::Options::into_dir("x86_64", &packages)?)
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -106,18 +115,26 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let right = Mutex::new(true);
     let work = || {
         let take = || next.lock().ok().and_then(|mut next| next.next());
-        while let Some((number, (name, words))) = take() {
-            let words = match options.words.is_empty() {
-                true => words.split_whitespace().map(str::to_owned).collect(),
-                false => options.words.clone(),
+        while let Some((number, runs)) = take() {
+            let run = |(name, words): &(&str, &str)| {
+                let words = match options.words.is_empty() {
+                    true => words.split_whitespace().map(str::to_owned).collect(),
+                    false => options.words.clone(),
+                };
+                (programs[*name].clone(), words)
             };
+            let cells: Vec<_> = runs.iter().map(run).collect();
             let place = format!("tmp/machine-{number}");
             let begin = Instant::now();
-            let (said, code) = in_machine(&system, &place, &programs[*name], &words);
+            let (said, code) = match target_directory() {
+                Ok(target) => Machine::of(&system, &target.join(place)).run(&cells, None),
+                Err(error) => (String::new(), Err(error)),
+            };
             // In one piece.
             let Ok(mut right) = right.lock() else { return };
             let took = begin.elapsed().as_secs();
-            println!("\n--- {name} {} ({took} s)\n{said}", words.join(" "));
+            let names: Vec<_> = runs.iter().map(|(name, _)| *name).collect();
+            println!("\n--- {} ({took} s)\n{said}", names.join(" "));
             match code {
                 Ok(0) => {}
                 Ok(_) => *right = false,
@@ -140,11 +157,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// The test programs of [`MACHINES`] by name.
-fn programs() -> Result<BTreeMap<String, PathBuf>> {
-    let names = BTreeSet::from(MACHINES.map(|(name, _)| name));
-    let mut build = cargo::words("test --locked --no-run --message-format=json -p tests");
+pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
+    let runs = MACHINES.iter().flat_map(|runs| runs.iter());
+    let names: BTreeSet<_> = runs.map(|(name, _)| *name).collect();
+    let mut build = cargo::words("test --locked --no-run --message-format=json --lib -p tests");
     for name in names {
-        build.args(["--test", name]);
+        match CRATES.iter().find(|(library, _)| *library == name) {
+            Some((_, package)) => build.args(["-p", package]),
+            None => build.args(["--test", name]),
+        };
     }
     let said = wrote(build.stderr(Stdio::inherit()))?;
     let messages = said
@@ -158,32 +179,91 @@ fn programs() -> Result<BTreeMap<String, PathBuf>> {
     Ok(messages.filter_map(program).collect())
 }
 
-/// What a program said in a machine, and its exit code.
-fn in_machine(
-    system: &Path,
-    place: &str,
-    program: &Path,
-    words: &[String],
-) -> (String, Result<u8>) {
-    let (mut said, mut code) = (String::new(), None);
-    let ended = target_directory().and_then(|target| {
-        let place = target.join(place);
-        emptied(&place)?;
-        let disk = disk(&place, program, words)?;
-        let status = lines(&mut boot(system, &disk), LONGEST, |line| {
-            said += &format!("{line}\n");
-            code = line
-                .strip_prefix(ENDED)
-                .and_then(|code| code.parse().ok())
-                .or(code);
+/// A test program, and words of which a cell's name has one.
+pub type Cells = (PathBuf, Vec<String>);
+
+/// A machine, and where the files of its runs are.
+pub struct Machine {
+    system: PathBuf,
+    place: PathBuf,
+    keeps: bool,
+}
+
+impl Machine {
+    /// Its first disk is as before after each run.
+    fn of(system: &Path, place: &Path) -> Machine {
+        Machine {
+            system: system.to_owned(),
+            place: place.to_owned(),
+            keeps: false,
+        }
+    }
+
+    /// A copy of a system, below `place`, that keeps what each run writes.
+    pub fn kept(system: &Path, place: &Path) -> Result<Machine> {
+        let own = place.join("system");
+        make_dir(&own)?;
+        let copy = "-r --sparse=always --no-target-directory";
+        quietly(command("cp", copy).args([system, &own]))?;
+        Ok(Machine {
+            system: own,
+            place: place.join("run"),
+            keeps: true,
+        })
+    }
+
+    pub fn system(&self) -> &Path {
+        &self.system
+    }
+
+    /// What programs said in it, and the exit code of the last that failed. Its power is cut so
+    /// many milliseconds after a job begins, if a test asks for that.
+    pub fn run(&self, cells: &[Cells], cut_ms: Option<u64>) -> (String, Result<u8>) {
+        let (mut said, mut code) = (String::new(), None);
+        let mut run = || {
+            emptied(&self.place)?;
+            let disk = disk(&self.place, cells, cut_ms)?;
+            let status = lines(&mut self.boot(&disk), LONGEST, |line| {
+                said += &format!("{line}\n");
+                code = line
+                    .strip_prefix(ENDED)
+                    .and_then(|code| code.parse().ok())
+                    .or(code);
+            });
+            fs::remove_dir_all(&self.place)
+                .with_context(|| format!("'{}'", self.place.display()))?;
+            status
+        };
+        let ended = run();
+        let code = ended.and_then(|status| {
+            code.with_context(|| format!("the machine ended before its program ({status})"))
         });
-        fs::remove_dir_all(&place).with_context(|| format!("'{}'", place.display()))?;
-        status
-    });
-    let code = ended.and_then(|status| {
-        code.with_context(|| format!("the machine ended before its program ({status})"))
-    });
-    (said, code)
+        (said, code)
+    }
+
+    /// Its clock counts instructions (`-icount`: one processor, two nanoseconds each) and jumps
+    /// where all wait. So no bound on time falls on a slow or busy host, and waiting costs nothing.
+    /// It needs no network.
+    fn boot(&self, disk: &Path) -> Command {
+        let mut command = command(
+            "setpriv",
+            &format!(
+                "--pdeathsig KILL {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none \
+                 -monitor none -serial stdio -nic none -no-reboot"
+            ),
+        );
+        for (disk, keeps) in [(&*self.system.join("disk"), self.keeps), (disk, false)] {
+            let snapshot = if keeps { "off" } else { "on" };
+            let file = disk.display();
+            let drive =
+                format!("file={file},format=raw,if=virtio,cache=unsafe,snapshot={snapshot}");
+            command.args(["-drive", &drive]);
+        }
+        command.arg("-kernel").arg(self.system.join("vmlinuz"));
+        command.arg("-initrd").arg(self.system.join("initrd.img"));
+        command.args(["-append", KERNEL]);
+        command
+    }
 }
 
 /// The directory with kernel, initrd and the first disk.
@@ -238,8 +318,8 @@ fn image(file: &Path, of: &Path, size: &str) -> Result<()> {
 }
 
 /// The second disk: the repository's files that tests read, and what was built, each at its own
-/// path; the packages; the test program's command line.
-fn disk(place: &Path, program: &Path, words: &[String]) -> Result<PathBuf> {
+/// path; the packages; the test programs' command lines; when the power is cut.
+fn disk(place: &Path, cells: &[Cells], cut_ms: Option<u64>) -> Result<PathBuf> {
     let (repository, build) = (cargo::root()?, target_directory()?);
     let content = place.join("content");
     for dir in [
@@ -271,17 +351,19 @@ fn disk(place: &Path, program: &Path, words: &[String]) -> Result<PathBuf> {
         fs::remove_file(&to).with_context(|| format!("'{}'", to.display()))?;
         link(&build.join(BUILT).join(name), &debug)?;
     }
-    link(program, &debug.join("deps"))?;
+    for (program, _) in cells {
+        link(program, &debug.join("deps"))?;
+    }
     for package in list(&build.join(PACKAGES))?
         .iter()
         .filter(|file| is_a(file, "deb"))
     {
         link(package, &content.join("packages"))?;
     }
-    write(
-        &content.join("run"),
-        script(program, words, &repository, &build)?,
-    )?;
+    write(&content.join("run"), script(cells, &repository, &build)?)?;
+    if let Some(cut) = cut_ms {
+        write(&content.join("cut"), cut.to_string())?;
+    }
     let disk = place.join("disk");
     image(&disk, &content, "1G")?;
     Ok(disk)
@@ -299,39 +381,21 @@ fn link(file: &Path, into: &Path) -> Result<()> {
 
 /// A second address of the machine's own, because getaddrinfo(3) with AI_ADDRCONFIG finds no name
 /// for Slurm if 127.0.0.1 is the only one.
-fn script(program: &Path, words: &[String], repository: &Path, build: &Path) -> Result<String> {
+fn script(cells: &[Cells], repository: &Path, build: &Path) -> Result<String> {
     let (repository, build) = (repository.display(), build.display());
-    let name = program.file_name().and_then(OsStr::to_str);
-    let name = name.context("the program has no name")?;
-    let words: String = words.iter().map(|word| format!(" '{word}'")).collect();
+    let line = |(program, words): &Cells| {
+        let name = program.file_name().and_then(OsStr::to_str);
+        let name = name.context("the program has no name")?;
+        let words: String = words.iter().map(|word| format!(" '{word}'")).collect();
+        Ok(format!("'{build}/debug/deps/{name}'{words} || code=$?\n"))
+    };
+    let lines = cells.iter().map(line).collect::<Result<String>>()?;
     Ok(format!(
         "set -e\n\
          mkdir -p '{repository}'; mount --bind /disk/repository '{repository}'\n\
          mkdir -p '{build}'; mount --bind /disk/build '{build}'\n\
          ip address add 127.0.1.1/8 dev lo\n\
          cd '{repository}/tests'\n\
-         '{build}/debug/deps/{name}'{words} && code=0 || code=$?\n\
-         echo {ENDED}$code\n"
+         code=0\n{lines}echo {ENDED}$code\n"
     ))
-}
-
-/// Its clock counts instructions (`-icount`: one processor, two nanoseconds each) and jumps where
-/// all wait. So no bound on time falls on a slow or busy host, and waiting costs nothing. Both disks
-/// are as before afterwards. It needs no network.
-fn boot(system: &Path, disk: &Path) -> Command {
-    let mut command = command(
-        "setpriv",
-        &format!(
-            "--pdeathsig KILL {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none -monitor none \
-             -serial stdio -nic none -no-reboot -snapshot"
-        ),
-    );
-    for disk in [&system.join("disk"), disk] {
-        let drive = format!("file={},format=raw,if=virtio,cache=unsafe", disk.display());
-        command.args(["-drive", &drive]);
-    }
-    command.arg("-kernel").arg(system.join("vmlinuz"));
-    command.arg("-initrd").arg(system.join("initrd.img"));
-    command.args(["-append", KERNEL]);
-    command
 }

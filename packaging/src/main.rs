@@ -2,6 +2,7 @@
 
 mod cargo;
 mod command;
+mod cuts;
 mod figures;
 mod files;
 mod hardware;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command::{lines, shown, wrote};
 use crate::files::make_dir;
-use crate::{cargo, install};
+use crate::{cargo, cuts, install};
 
 /// Longest time for the matrices, and for building a fuzz target.
 const LONGEST: Duration = Duration::from_secs(1500);
@@ -63,17 +63,22 @@ pub enum Matrix {
         #[arg(default_values_t = ["site_matrix::".to_owned()])]
         cells: Vec<String>,
     },
+    /// Cuts the power of a booted node after each tenth of a second of a job's life.
+    PowerCuts(cuts::Options),
 }
 
 const CELLS: &str = "test --locked --package tests --test slurm";
 
 pub fn matrix(matrix: &Matrix) -> Result<()> {
-    let Matrix::Slurm {
-        prefix,
-        root,
-        list,
-        cells,
-    } = matrix;
+    let (prefix, root, list, cells) = match matrix {
+        Matrix::PowerCuts(options) => return cuts::run(options),
+        Matrix::Slurm {
+            prefix,
+            root,
+            list,
+            cells,
+        } => (prefix, root, list, cells),
+    };
     if prefix.is_none() && root.is_none() && !list {
         install::slurm()?;
     }

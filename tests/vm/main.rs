@@ -2,6 +2,8 @@
 //! installed by apt. `cargo xtask test vm` runs this in a virtual machine of its own; anywhere else
 //! each test says that it was left out.
 
+mod cut;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
@@ -135,13 +137,7 @@ impl Site {
     fn install() -> Site {
         let packages = ["mpsd_*.deb", "mpsd-slurm_*.deb"].map(|name| format!("{PACKAGES}/{name}"));
         said(&format!("apt-get install -q -y {}", packages.join(" ")));
-        for (minor, file) in ["/dev/nvidia0", "/dev/nvidia1"].iter().enumerate() {
-            let device = makedev(SIMULATED_MAJOR, minor as u64);
-            mknod(*file, SFlag::S_IFCHR, Mode::empty(), device).expect("a device");
-            fs::set_permissions(file, fs::Permissions::from_mode(0o666)).expect("a device");
-        }
-        let vendor = NodeDouble::builder().name("gpu001").gpus(2, "NVIDIA H200");
-        let vendor = vendor.at(VENDOR).build().expect("the doubles");
+        let site = Site::boot();
         fs::create_dir_all(HOME).expect("a home");
         let account = users::get_user_by_name(USER).expect("a user");
         let owner = (Some(account.uid()), Some(account.primary_group_id()));
@@ -154,10 +150,26 @@ impl Site {
         fs::write("/etc/mpsd/mpsd.toml", KEYS).expect("our configuration");
         said("mpsctl slurm enable");
         said("systemctl enable --quiet --now mpsd.service mpsd-reconcile.timer");
+        site.start()
+    }
+
+    /// What a driver does when a node boots: its devices, and GPUs in the default mode.
+    fn boot() -> Site {
+        for (minor, file) in ["/dev/nvidia0", "/dev/nvidia1"].iter().enumerate() {
+            let device = makedev(SIMULATED_MAJOR, minor as u64);
+            mknod(*file, SFlag::S_IFCHR, Mode::empty(), device).expect("a device");
+            fs::set_permissions(file, fs::Permissions::from_mode(0o666)).expect("a device");
+        }
+        let vendor = NodeDouble::builder().name("gpu001").gpus(2, "NVIDIA H200");
+        let _ = fs::remove_dir_all(VENDOR);
+        let vendor = vendor.at(VENDOR).build().expect("the doubles");
+        Site { vendor }
+    }
+
+    fn start(self) -> Site {
         said("systemctl start munge slurmctld slurmd");
-        let site = Site { vendor };
-        site.idle();
-        site
+        self.idle();
+        self
     }
 
     fn idle(&self) {

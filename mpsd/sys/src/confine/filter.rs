@@ -61,6 +61,13 @@ const KERNEL: [i64; 18] = [
     libc::SYS_quotactl,
 ];
 const PROGRAMS: [i64; 2] = [libc::SYS_execve, libc::SYS_execveat];
+const SIGNALS: [i64; 5] = [
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_pidfd_send_signal,
+];
 
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
@@ -75,7 +82,8 @@ pub(super) enum FilteredProgram {
     /// Programs of the job's user. The vendor's programs make other calls with each release, so
     /// this denies what none needs.
     User,
-    Worker,
+    /// Of root, with its process number.
+    Worker(u32),
 }
 
 /// The filter; what it denies fails with EPERM.
@@ -96,15 +104,12 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
         fail(libc::ENOSYS),
     ]);
-    if filtered == FilteredProgram::Worker {
+    if let FilteredProgram::Worker(own) = filtered {
         denied.extend(PROGRAMS);
-        all.extend([
-            skip_unless(libc::BPF_JEQ, number(libc::SYS_socket), 4),
-            load(FIRST_ARGUMENT),
-            skip_if(libc::BPF_JEQ, libc::AF_UNIX as u32, 1),
-            fail(libc::EPERM),
-            allow(),
-        ]);
+        denied.extend(SIGNALS);
+        all.extend(only(libc::SYS_socket, libc::AF_UNIX as u32));
+        // abort(3).
+        all.extend(only(libc::SYS_tgkill, own));
     }
     for call in denied {
         all.extend([
@@ -120,6 +125,17 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
         allow(),
     ]);
     all
+}
+
+/// Allows a call with this first argument alone.
+fn only(call: i64, first: u32) -> [sock_filter; 5] {
+    [
+        skip_unless(libc::BPF_JEQ, number(call), 4),
+        load(FIRST_ARGUMENT),
+        skip_if(libc::BPF_JEQ, first, 1),
+        fail(libc::EPERM),
+        allow(),
+    ]
 }
 
 fn number(call: i64) -> u32 {
@@ -191,12 +207,12 @@ mod tests {
         }
     }
 
-    /// ptrace, mount, unshare, execve, clone, socket, read, by the kernel's sources and not by a
+    /// ptrace, mount, unshare, execve, clone, socket, read, kill, tgkill, by the kernel's sources and not by a
     /// library (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`).
     #[cfg(target_arch = "x86_64")]
-    const NUMBERS: [u32; 7] = [101, 165, 272, 59, 56, 41, 0];
+    const NUMBERS: [u32; 9] = [101, 165, 272, 59, 56, 41, 0, 62, 234];
     #[cfg(target_arch = "aarch64")]
-    const NUMBERS: [u32; 7] = [117, 40, 97, 221, 220, 198, 63];
+    const NUMBERS: [u32; 9] = [117, 40, 97, 221, 220, 198, 63, 129, 131];
     /// The same number on every machine.
     const CLONE3: u32 = 435;
     /// The other machine's, and 32-bit x86's (linux/audit.h).
@@ -206,9 +222,19 @@ mod tests {
     fn each_filter_knows_this_machines_numbers_and_no_other_machines() {
         let errno = |number: i32| libc::SECCOMP_RET_ERRNO | number as u32;
         let (allowed, denied) = (libc::SECCOMP_RET_ALLOW, errno(libc::EPERM));
-        let [ptrace, mount, unshare, execve, clone, socket, read] = NUMBERS;
+        let [
+            ptrace,
+            mount,
+            unshare,
+            execve,
+            clone,
+            socket,
+            read,
+            kill,
+            tgkill,
+        ] = NUMBERS;
         let (inet, new_user) = (libc::AF_INET as u32, libc::CLONE_NEWUSER as u32);
-        for filtered in [FilteredProgram::User, FilteredProgram::Worker] {
+        for filtered in [FilteredProgram::User, FilteredProgram::Worker(7)] {
             let program = program(filtered);
             let says = |call, first| verdict(&program, OWN_ARCHITECTURE, call, first);
             for call in [ptrace, mount, unshare] {
@@ -217,13 +243,12 @@ mod tests {
             assert_eq!(says(CLONE3, 0), errno(libc::ENOSYS));
             assert_eq!((says(clone, 0), says(clone, new_user)), (allowed, denied));
             assert_eq!(says(read, 0), allowed);
-            let is_worker = filtered == FilteredProgram::Worker;
-            let expected = [if is_worker { denied } else { allowed }; 2];
-            assert_eq!(
-                [says(execve, 0), says(socket, inet)],
-                expected,
-                "{filtered:?}"
-            );
+            let is_worker = filtered != FilteredProgram::User;
+            let expected = [if is_worker { denied } else { allowed }; 4];
+            let calls = [(execve, 0), (socket, inet), (kill, 7), (tgkill, 8)];
+            let said = calls.map(|(call, first)| says(call, first));
+            assert_eq!(said, expected, "{filtered:?}");
+            assert_eq!(says(tgkill, 7), allowed);
             assert_eq!(says(socket, libc::AF_UNIX as u32), allowed);
             for architecture in FOREIGN {
                 assert_eq!(verdict(&program, architecture, read, 0), denied);

@@ -9,7 +9,7 @@ use super::raw;
 use filter::FilteredProgram;
 use landlock::{
     ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
-    RulesetStatus, Scope, path_beneath_rules,
+    RulesetStatus, path_beneath_rules,
 };
 use nix::errno::Errno;
 use nix::libc::sock_filter;
@@ -51,7 +51,8 @@ const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 pub fn nvml_worker() -> Result<(), String> {
     landlocked().map_err(|e| format!("Landlock: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
-    filter_calls(&filter::program(FilteredProgram::Worker)).map_err(|e| format!("seccomp: {e}"))
+    let own = FilteredProgram::Worker(std::process::id());
+    filter_calls(&filter::program(own)).map_err(|e| format!("seccomp: {e}"))
 }
 
 fn landlocked() -> Result<bool, RulesetError> {
@@ -60,7 +61,6 @@ fn landlocked() -> Result<bool, RulesetError> {
     let write = AccessFs::from_all(newest) & !AccessFs::Execute;
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(newest))?
-        .scope(Scope::Signal)?
         .create()?
         .add_rules(path_beneath_rules(["/"], read))?
         .add_rules(path_beneath_rules(WORKERS_DIRECTORIES, write))?

@@ -1,0 +1,86 @@
+//! A node that loses its power while a job runs. `cargo xtask matrix power-cuts` runs these, one
+//! after the other in a machine that keeps its disk.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tests::child::Running;
+use tests::double::look;
+
+use super::{CLIENT, PACKAGES, Site, said, shell, user};
+
+/// Has the milliseconds between srun and the cut.
+const CUT: &str = "/disk/cut";
+
+fn is_wanted(test: &str) -> bool {
+    let wanted = std::env::args().any(|word| word == format!("cut::{test}"));
+    if !wanted {
+        println!("not tried here: 'cargo xtask matrix power-cuts' does");
+    }
+    wanted
+}
+
+#[test]
+fn a_node_is_installed() {
+    if is_wanted("a_node_is_installed") && Path::new(PACKAGES).is_dir() {
+        let site = Site::install();
+        assert!(site.client("--gres=gpu:1 --mps").under_mps);
+        site.nothing_is_left();
+        said("systemctl stop slurmd slurmctld");
+    }
+}
+
+#[test]
+fn a_node_loses_its_power() {
+    if !is_wanted("a_node_loses_its_power") {
+        return;
+    }
+    let _site = Site::boot().start();
+    let after_ms = fs::read_to_string(CUT).expect("when it is cut");
+    let after = Duration::from_millis(after_ms.parse().expect("milliseconds"));
+    let client = format!("exec {CLIENT} --hold 0.5");
+    said("sync");
+    let mut command = user("srun --gres=gpu:1 --mps", &client);
+    let mut srun = Running::start(&mut command, "").expect("srun");
+    std::thread::sleep(after);
+    let has_begun = fs::read_dir("/run/mpsd/jobs").is_ok_and(|jobs| jobs.flatten().count() > 0);
+    let has_client = srun.stdout_so_far().contains('\n');
+    let doing = match (has_begun, has_client, srun.ended_within(Duration::ZERO)) {
+        (false, false, _) => "before its start",
+        (true, false, _) => "during its start",
+        (true, true, None) => "while it runs",
+        (true, true, Some(_)) => "during its end",
+        (false, true, _) => "after the job",
+    };
+    println!("the power is cut: {doing}");
+    // Nothing is written to a disk any more (sysrq of the kernel's documentation).
+    fs::write("/proc/sysrq-trigger", "b").expect("the power");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_node_that_lost_its_power_boots_without_a_trace_of_the_job() {
+    if !is_wanted("a_node_that_lost_its_power_boots_without_a_trace_of_the_job") {
+        return;
+    }
+    let booted = look::wait_until(super::LIMIT, || {
+        let state = shell("systemctl is-active mpsd.service mpsd-reconcile.timer").stdout;
+        state == "active\nactive\n"
+    });
+    assert!(booted, "our units");
+    let site = Site::boot();
+    assert_eq!(site.ours().len(), 0, "processes before Slurm starts");
+    said("systemctl start munge slurmctld slurmd");
+    // Slurm ends or requeues what the node lost.
+    said("scancel --user=games");
+    site.idle();
+    site.nothing_is_left();
+    said("mpsctl doctor && mpsctl reconcile && mpsctl slurm check");
+    assert!(site.client("--gres=gpu:1 --mps").under_mps);
+    site.nothing_is_left();
+    assert_eq!(
+        fs::read_dir("/var/lib/mpsd/drains").map_or(0, Iterator::count),
+        0
+    );
+}
