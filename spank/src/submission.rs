@@ -9,15 +9,16 @@ use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Mode, Refusal, Request};
 use std::ffi::CStr;
 
-/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`] or
-/// [`ALLOCATOR`]. The user can write it too; no value does harm.
+/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`],
+/// [`SBATCH`] or [`SALLOC`]. The user can write it too; no value does harm.
 const SUBMITTER: &str = "MPS_SUBMIT";
 pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
 /// srun, for a job of its own.
 pub const SRUN: &str = "srun";
 /// srun, for a step in an allocation.
 pub const STEP: &str = "step";
-const ALLOCATOR: &str = "allocator";
+const SBATCH: &str = "sbatch";
+const SALLOC: &str = "salloc";
 
 /// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without
 /// PrologFlags a step may be the first of its job on the node. The user can write it, like the
@@ -144,7 +145,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         return Verdict::Continue;
     }
     let (by, of_job) = match slurm.context() {
-        Context::Allocator => (ALLOCATOR, None),
+        Context::Allocator if slurm.is_batch() => (SBATCH, None),
+        Context::Allocator => (SALLOC, None),
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
         _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };

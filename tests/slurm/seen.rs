@@ -137,16 +137,19 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     let silent = format!("{ONE_GPU} --mps-report=off");
     for (flags, times, lines) in [(asks.as_str(), 1, 0), (ONE_GPU, 0, 1), (&silent, 0, 0)] {
         let done = cell.run(&format!("srun {flags}"), &line)?.success()?;
-        ensure!(told(&done.stderr) == times, "{flags:?}: {}", done.stderr);
-        let line = |line: &&str| {
-            line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ")
-        };
-        ensure!(
-            done.stderr.lines().filter(line).count() == lines,
-            "{flags:?}: {}",
-            done.stderr
-        );
+        let (_, script) = cell.batch(flags, &format!("srun /bin/sh -c '{line}'"))?;
+        for said in [done.stderr, script] {
+            ensure!(told(&said) == times, "{flags:?}: {said}");
+            let line = |line: &&str| {
+                line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ")
+            };
+            let count = said.lines().filter(line).count();
+            ensure!(count == lines, "{flags:?}: {said}");
+        }
     }
+    let allocation = format!("salloc {ONE_GPU} srun");
+    let done = cell.run(&allocation, &line)?.success()?;
+    ensure!(!done.stderr.contains("client at once"), "{}", done.stderr);
     Ok(())
 }
 

@@ -60,7 +60,7 @@ pub const RULES: [Rule; 7] = [
     },
     Rule {
         name: "memory",
-        when: "a client held 90 % of its memory limit or more, or all clients 90 % of a GPU's memory",
+        when: "a client held 90 % of its memory limit or more or got no context under it, or all clients held 90 % of a GPU's memory",
         why: "a little more input ends in 'out of memory'",
         advise: memory,
     },
@@ -142,13 +142,25 @@ fn no_client(facts: &Facts<'_>) -> Option<String> {
 }
 
 fn memory(facts: &Facts<'_>) -> Option<String> {
+    // A server that is full refuses a client beside others.
+    let no_context = facts.seen.refused.iter().any(|refused| refused.beside == 0);
+    let limits = facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| memory_limit(facts.daemons, &gpu.uuid));
+    if let Some(limit) = limits.min().filter(|_| no_context) {
+        return Some(format!(
+            "a client got no context under its limit of {limit} MiB, of which the context is a part: ask for more (--mps-mem)"
+        ));
+    }
     let is_full =
         |held: u64, of: u64| held.saturating_mul(100) >= of.saturating_mul(NEARLY_FULL) && of > 0;
     facts.gpus().find_map(|of| {
         let seen = of.clients?;
         let (one, all) = (seen.most_client_mib, seen.most_memory_mib);
         let place = &of.place;
-        if let Some(limit) = memory_limit(facts.daemons, &of.gpu.uuid).filter(|limit| is_full(one, *limit)) {
+        let limit = memory_limit(facts.daemons, &of.gpu.uuid);
+        if let Some(limit) = limit.filter(|limit| is_full(one, *limit)) {
             return Some(format!(
                 "a client held {one} of the {limit} MiB that it may{place}: ask for more (--mps-mem), or have fewer tasks at once"
             ));
@@ -337,6 +349,7 @@ mod tests {
     /// Changes, the rule and words of its line.
     const CASES: &str = "\
 clients=0 at-once=0 > no-client > no CUDA program used this job's MPS
+limit=100 clients=0 at-once=0 refused=1 > memory > a client got no context under its limit of 100 MiB
 limit=1100 > memory > a client held 1000 of the 1100 MiB that it may
 limit=1111 > memory > a client held 1000 of the 1111 MiB that it may
 held=73000 > memory > 4 clients held 73000 of 80000 MiB: the GPU is full

@@ -224,6 +224,8 @@ impl Observations {
             true => NONE.to_owned(),
             false => format!("{} at once", count(self.most_clients, "client")),
         };
+        let none = self.refused.len();
+        let none = (none > 0).then(|| format!("{none} got no context"));
         let of_all = shared.then(|| "in all jobs that share its MPS".to_owned());
         let busy = |gpu: &RecordGpu| {
             let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
@@ -232,7 +234,12 @@ impl Observations {
             Some(format!("GPU{number} {percent} % busy"))
         };
         let busy = gpus.iter().filter(|_| !shared).filter_map(busy);
-        let all: Vec<String> = [clients].into_iter().chain(of_all).chain(busy).collect();
+        let all: Vec<String> = [clients]
+            .into_iter()
+            .chain(none)
+            .chain(of_all)
+            .chain(busy)
+            .collect();
         all.join(", ")
     }
 

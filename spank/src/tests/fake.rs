@@ -218,7 +218,7 @@ impl Slurm for FakeSlurm {
         self.task_prolog = Some(path.into());
     }
     fn is_batch(&self) -> bool {
-        self.context == Context::Allocator
+        self.context == Context::Allocator && self.command_line != ["salloc"]
     }
     fn register(&mut self, key: Key) {
         self.registered.push(key);

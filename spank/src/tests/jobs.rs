@@ -94,7 +94,7 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
     for (by, in_task, wait) in [
         ("srun", true, "started"),
         ("srun", false, "ready"),
-        ("allocator", true, "ready"),
+        ("sbatch", true, "ready"),
     ] {
         let mut node = FakeNode::new();
         node.settings.as_mut().unwrap().slurm.wait =

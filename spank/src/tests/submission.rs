@@ -8,8 +8,11 @@ use crate::submission::MAY_GIVE_GPUS;
 use crate::unplugged;
 use mpsd_core::request::Key;
 
-const SUBMITTERS: [(Context, &str); 2] =
-    [(Context::Local, "srun"), (Context::Allocator, "allocator")];
+const SUBMITTERS: [(Context, &str); 3] = [
+    (Context::Local, "srun"),
+    (Context::Allocator, "sbatch"),
+    (Context::Allocator, "salloc"),
+];
 const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
 
 fn submit(slurm: FakeSlurm, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
@@ -50,7 +53,9 @@ fn a_submission_without_flags_changes_nothing_and_one_with_them_tells_the_prolog
             assert_eq!(verdict, Verdict::Continue);
             assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
         }
-        let (verdict, slurm) = submit_in(context, "", "mps mps-threads=30,70");
+        let mut slurm = FakeSlurm::new(context);
+        slurm.command_line = vec![by.to_owned()];
+        let (verdict, slurm) = submit(slurm, "", "mps mps-threads=30,70");
         assert_eq!(verdict, Verdict::Continue);
         assert_eq!(slurm.script_env["MPS_SUBMIT"], by);
         assert!(slurm.is_silent());

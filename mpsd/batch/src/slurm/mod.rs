@@ -84,7 +84,7 @@ impl BatchSystem for Slurm {
             resource: None,
             queue: None,
             node: var("SLURMD_NODENAME"),
-            interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
+            interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "salloc"),
             step: false,
             sluid: var(SLUID).filter(|sluid| is_word(sluid, b"_")),
         };
