@@ -102,7 +102,7 @@ def drawn(diagram, page):
 def boost(page):
     if page == "docs/troubleshooting.md":
         return 4
-    if page in ("docs/quick-start.md", "docs/recipes.md", "docs/operations.md"):
+    if page in ("docs/quick-start.md", "docs/recipes.md", "docs/operations.md", "reference/spank_mps.8.md"):
         return 2
     late = "/" not in page and page != "README.md" or page.startswith(("docs/facts/", "docs/newer-drivers"))
     return 0.05 if late else 1
@@ -119,6 +119,8 @@ def on_page_content(html, page, config, files):
     html = re.sub(rf"(<[^>]*>)|(?<![\w-])(?:{whole})(?![\w-])", whole_text, html)
     long = rf"(<[^>]*>)|\w{{{LONGEST_WHOLE},}}"
     html = re.sub(long, lambda match: match[1] or match[0].replace("_", "_<wbr>"), html)
+    # The columns of a chart are its time.
+    html = re.sub(r"(?m)((?:^    (?:clients|GPU \d+|time) {2,}.*\n)+)", r'<span class="chart">\1</span>', html)
     return labelled_cells(html)
 
 

@@ -1,3 +1,7 @@
+// A flag is searched as it is written: lunr would leave out the pages with a word behind a dash.
+const asWords = (message) =>
+  typeof message.data === "string" ? { ...message, data: message.data.replace(/(^|\s)-+/g, "$1") } : message;
+
 // A browser refuses a Worker to a page from a disk. Search then runs in an iframe with a Worker's interface.
 if (location.protocol === "file:") {
   window.IFrameWorker = window.Worker = class extends EventTarget {
@@ -24,7 +28,12 @@ if (location.protocol === "file:") {
     }
     postMessage(data) {
       if (this.waiting) this.waiting.push(data);
-      else this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
+      else this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data: asWords(data) }));
     }
+  };
+} else {
+  const post = Worker.prototype.postMessage;
+  Worker.prototype.postMessage = function (message) {
+    return post.call(this, asWords(message));
   };
 }

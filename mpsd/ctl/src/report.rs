@@ -146,11 +146,11 @@ fn not_ended(settings: &Settings, job: &str) -> Option<String> {
 fn no_report(job: &str, is_root: bool) -> String {
     match is_root {
         true => format!(
-            "job {job}: no report on this node: it ran on another (ask there), had no MPS (auto gave it none, or it did not ask), has not \
+            "job {job}: no report on this node: it ran on another (ask there, by srun -w NODE or ssh), had no MPS (auto gave it none, or it did not ask), has not \
              ended, or its report is gone"
         ),
         false => format!(
-            "job {job}: no report for you on this node: it ran on another (ask there), is another user's, had no MPS, has not ended, or \
+            "job {job}: no report for you on this node: it ran on another (ask there, by srun -w NODE or ssh), is another user's, had no MPS, has not ended, or \
              only root has its report (after a reboot, beyond your last 32 jobs, or if run_dir is no tmpfs)"
         ),
     }

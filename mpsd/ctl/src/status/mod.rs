@@ -25,6 +25,7 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, JobId, Paths, Refusal};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -96,9 +97,7 @@ impl StatusReport {
         let Some(record) = first_record(&settings, &ids)? else {
             return match broken {
                 Some(fault) => Err(fault.into()),
-                None => Ok(Self::not_attached(format!(
-                    "job {job} has no MPS on this node"
-                ))),
+                None => Ok(Self::not_attached(none_here(job))),
             };
         };
         if record.uid != 0 && record.uid != caller.uid {
@@ -156,9 +155,9 @@ impl StatusReport {
             }
         }
         match caller.job {
-            Some(job) if report.jobs.is_empty() && report.unread.is_empty() => Ok(
-                Self::not_attached(format!("job {job} has no MPS on this node")),
-            ),
+            Some(job) if report.jobs.is_empty() && report.unread.is_empty() => {
+                Ok(Self::not_attached(none_here(job)))
+            }
             _ => Ok(report),
         }
     }
@@ -311,4 +310,12 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
     let lists =
         gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
     lists.collect()
+}
+/// A login node is none of the job's. A job of Slurm has a number.
+fn none_here(job: impl Display) -> String {
+    let line = format!("job {job} has no MPS on this node");
+    match job.to_string().bytes().all(|byte| byte.is_ascii_digit()) {
+        true => format!("{line}; on its own: srun --jobid={job} --overlap mpsctl status"),
+        false => line,
+    }
 }
