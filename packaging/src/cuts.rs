@@ -46,7 +46,12 @@ pub fn run(options: &Options) -> Result<()> {
     cargo::build("build --workspace --lib --bins")?;
     machine::packages()?;
     let programs = machine::programs()?;
-    let cells = |test: &str| vec![(programs[PROGRAM].clone(), vec![test.to_owned()])];
+    let cells = |test: &str| {
+        vec![(
+            programs[PROGRAM].clone(),
+            vec![test.to_owned(), "--nocapture".to_owned()],
+        )]
+    };
     let place = target_directory()?.join("tmp/cuts");
     emptied(&place)?;
     let base = Machine::kept(&machine::system()?, &place.join("base"))?;

@@ -53,7 +53,7 @@ enum Verb {
     Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
-    /// Write what the tables of options and keys say into docs/quick-start.md and
+    /// Write what the tables of options, keys, errors, programs and advice say into the pages and
     /// etc/mpsd/mpsd.toml.
     Texts,
     /// Make the documentation's site, and follow its links.

@@ -87,7 +87,7 @@ pub struct Options {
     /// Name the stages and run none
     #[arg(long)]
     list: bool,
-    /// Run these stages alone, each as CI does
+    /// Run these stages and what they need, each as CI does
     #[arg(value_name = "STAGE")]
     stages: Vec<String>,
 }

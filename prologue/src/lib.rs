@@ -43,9 +43,10 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// Run as root by Slurm's plugin, by a Torque prologue, or by the OpenPBS hook. A job
 /// that did not ask for MPS is left alone: exit 0, nothing touched.
 ///
-/// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused;
-/// 2 the node could not do it (requeue the job); 3 (for the OpenPBS hook alone) the node is at
-/// fault, so the try does not count against the job.
+/// Exit status: 0 the server is proved ready, or what `--wait` names has happened, or the job gets
+/// no MPS because it did not ask or 'auto' gives it none; 1 the request was refused; 2 the node
+/// could not do it (requeue the job); 3 (for the OpenPBS hook alone) the node is at fault, so the
+/// try does not count against the job.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
 pub struct Arguments {

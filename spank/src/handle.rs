@@ -87,7 +87,7 @@ pub trait Slurm {
     /// script; for a het job the component's. `None`: this Slurm does not say. `Some(None)`: not
     /// given.
     fn submitted(&self, option: &CStr) -> Option<Option<String>>;
-    /// Replaces that task prolog; empty: none.
+    /// Replaces the task prolog that srun will request; an empty path removes it.
     fn set_task_prolog(&mut self, path: &str);
     /// Whether this is sbatch.
     fn is_batch(&self) -> bool;

@@ -1,4 +1,4 @@
-//! What the suite asks of a batch system. A folder implements it; `scheduler::ALL` registers it.
+//! What mpsd asks of a batch system. A folder implements it; `super::ALL` registers it.
 
 use super::call::{Input, Lookup, Site, Submission};
 use super::control::{Controller, KnownJobs};

@@ -38,7 +38,7 @@ pub use mpsd_core::job::Scheduler;
 pub use numbers::Numbers;
 pub use torque::may_run_as_root;
 
-/// Every batch system that the suite knows. A new one is a folder and its line here.
+/// Every batch system that mpsd knows. A new one is a folder and its line here.
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
 /// The batch system of that name.

@@ -3,8 +3,8 @@
 //!
 //! A program takes the first visible GPU, or computes a place from its rank. We do not know which
 //! habit it has. So each task gets an order in which every habit leads to a GPU that few other
-//! tasks with that habit use. Habits by rank share the GPUs as evenly as in the order of the bus.
-//! The habit of the first place shares them as evenly as that allows.
+//! tasks with that habit use. Programs that compute a place from their rank spread out as evenly as
+//! without these orders. Under that condition, so do programs that take the first GPU.
 
 use std::cmp::Reverse;
 
@@ -19,8 +19,8 @@ const WEIGHTS: ByHabit = [2, 2, 1, 1];
 /// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the
 /// sixth time.
 const ROUNDS: usize = 8;
-/// With more tasks all see the order of the bus, because a launcher may give any number. 16 GPUs
-/// take no more clients.
+/// More tasks, a number that a launcher may give, all see the order of the bus: 16 GPUs take no
+/// more clients.
 const MOST_TASKS: usize = 1024;
 
 /// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and

@@ -1,11 +1,11 @@
-//! The only module that builds paths of the suite.
+//! The only module that builds paths of mpsd.
 
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::observations::Observations;
 use std::path::{Path, PathBuf};
 
-/// The two directories of everything that the suite writes on a node.
+/// The two directories of everything that mpsd writes on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paths {
     run: PathBuf,

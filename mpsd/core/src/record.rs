@@ -19,6 +19,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Rises with a field that a program of an earlier release would have to understand.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
 /// How long a record may be absent while its job starts: a failed start removes the directory, then

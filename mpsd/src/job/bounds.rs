@@ -1,5 +1,5 @@
-//! Bounds for the daemons of steps, which run outside their job's limits: each step's own have
-//! ceilings of their own.
+//! Bounds for the daemons of steps. The job's own limits do not hold them, and each step would have
+//! the ceilings of a whole job.
 
 use super::case::Job;
 use super::node::Node;

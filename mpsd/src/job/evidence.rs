@@ -28,8 +28,8 @@ const ROOT: u32 = 0;
 /// A start that failed. If starts of two users fail within [`ledger::WINDOW`], the administrator is
 /// told. It is no evidence, because two users who work together can cause it.
 ///
-/// A start does not count if one user can have made it fail: with another process of the job's
-/// user, by holding the GPU, or by filling the file system of the pipes.
+/// A failed start does not count if one user may be the cause: that user has another process here,
+/// or holds the GPU, or filled the file system of the pipes.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -80,9 +80,9 @@ fn is_in_driver(threads: &[Thread]) -> bool {
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// Whether a thread waits, inside a call of the driver, for something that its user can withhold. A
-/// FUSE file system may have to fill its memory. It may hold a lock of the driver. Until a signal
-/// arrives such a wait is in state S.
+/// Whether a thread waits, inside a call of the driver, for something that its user can withhold:
+/// memory that the user's FUSE file system has to fill, or a lock of the driver that another thread
+/// holds. Until a signal arrives such a wait is in state S.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
     let mut threads = threads.iter();

@@ -103,7 +103,7 @@ pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Dead
 }
 
 impl RealNode {
-    /// The suite's program `name`, to be run as the job's user in the job's cgroup.
+    /// Our program `name`, to be run as the job's user in the job's cgroup.
     pub(super) fn as_user(
         &self,
         journal: &Journal,

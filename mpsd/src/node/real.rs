@@ -130,7 +130,7 @@ impl RealNode {
     }
 }
 
-/// The suite's program `name`, beside this one.
+/// Our program `name`, beside this one.
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().map_err(|e| {
         let evidence = unless_scarce(Evidence::Storage, e.raw_os_error().map(Errno::from_raw));

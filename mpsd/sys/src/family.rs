@@ -40,8 +40,8 @@ pub fn adopt_orphans() -> Result<(), Errno> {
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own. It has only the descriptors
-    /// `kept`: if it had another keeper's leash, that keeper would not end with us. `work` returns
+    /// Starts a keeper that does `work` in a session of its own. It inherits only the descriptors
+    /// `kept`. With the leash of another keeper it would keep that one alive after us. `work` returns
     /// when it is done, or when the descriptor that it gets becomes readable, because everything
     /// must end then.
     ///

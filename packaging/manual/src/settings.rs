@@ -22,8 +22,8 @@ const HEAD: &str = "\
 const TAIL: &str = "\
 # Sections for some nodes. Every key above may stand in one, tables as 'defaults.threads = 25'. A section needs hosts
 # (names and ranges), product (as 'nvidia-smi -L' prints it, in any case; '*' at the end stands for the rest), or both,
-# which must then both fit. A section with product cannot set run_dir, state_dir, nvml, or anything of [slurm] and
-# [pbs]: these are needed before the GPUs are known.
+# which must then both fit. A section with product cannot set a key that is needed before the GPUs are known: run_dir,
+# state_dir, nvml, shared_gpus, defaults.mode, and most of [slurm] and [pbs].
 #
 #[[node]]
 #hosts = \"gpu[001-100],login1\"

@@ -20,8 +20,8 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, and ours to put back. It shows this reason, of this drain of
-    /// ours or an earlier one.
+    /// The node is out of service, and ours to put back. Its scheduler shows this reason, which an
+    /// earlier drain of ours may have given.
     Ours(String),
     /// It was drained before for this other reason, and left so.
     Others(String),

@@ -129,7 +129,7 @@ settings! {
         /// documentation.
         origins: Vec<Origin>,
     } {
-        /// The suite's directories: run_dir is lost at a reboot, state_dir stays. In both, in
+        /// The directories of mpsd: run_dir is lost at a reboot, state_dir stays. In both, in
         /// control, nvml and cgroup, and in home and exec of [pbs], '%n' is the node's name in the
         /// scheduler, else the host's. Use it if several nodes run on one host. If you change
         /// run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too.

@@ -15,8 +15,8 @@
 //!   clients and cores. Add only half if the last step brought less than half of what it added. Too
 //!   many clients cost little, too few cost a lot: so steps are large, and a step without gain is
 //!   kept.
-//! - In the last [`WORTH`] try no more: new commands that load, or bring nothing, cost more than is
-//!   left to be gained.
+//! - Try no more in the last [`WORTH`] seconds: loading new commands then costs more than they can
+//!   gain.
 //! - If the work has shrunk by [`GAIN`], go back to the former number.
 //! - Then rest for [`REST`], and try again: later commands may be different.
 //! - Memory allows as many as fit into [`ROOM`] of the GPU, by the highest memory of any command so
