@@ -33,10 +33,12 @@ pub struct Options {
     /// Cuts, if the job lives so long
     #[arg(long, default_value_t = 100)]
     cuts: u64,
+    /// The job finds no control daemon, which drains the node
+    #[arg(long)]
+    drains: bool,
 }
 
 struct Row {
-    after_ms: u64,
     doing: String,
     left: Option<String>,
 }
@@ -66,9 +68,11 @@ pub fn run(options: &Options) -> Result<()> {
     let work = || -> Result<()> {
         let take = || next.lock().ok().and_then(|mut next| next.next());
         while let Some(after_ms) = take().filter(|_| !is_over()) {
-            let row = cut(&base, &place.join(after_ms.to_string()), after_ms, &cells)?;
+            let then = if options.drains { "drains" } else { "" };
+            let when = format!("{after_ms} {then}");
+            let row = cut(&base, &place.join(after_ms.to_string()), &when, &cells)?;
             let left = row.left.as_deref().unwrap_or("nothing left");
-            println!("{after_ms:>6} ms  {:<16} {left}", row.doing);
+            println!("{after_ms:>6} ms  {:<20} {left}", row.doing);
             rows.lock().expect("no thread panics").push(row);
         }
         Ok(())
@@ -86,24 +90,23 @@ pub fn run(options: &Options) -> Result<()> {
     println!("{} cuts, {} left something", rows.len(), bad.len());
     match bad.first() {
         None => Ok(()),
-        Some(row) => bail!("a cut after {} ms left something", row.after_ms),
+        Some(row) => bail!("a cut left something {}", row.doing),
     }
 }
 
 fn cut(
     base: &Machine,
     place: &Path,
-    after_ms: u64,
+    when: &str,
     cells: &dyn Fn(&str) -> Vec<Cells>,
 ) -> Result<Row> {
     let machine = Machine::kept(base.system(), place)?;
-    let (said, _) = machine.run(&cells(LOSES), Some(after_ms));
+    let (said, _) = machine.run(&cells(LOSES), Some(when));
     let doing = said.lines().find_map(|line| line.split_once(CUT));
     let (_, doing) = doing.with_context(|| format!("its power stayed: {said}"))?;
     let (again, code) = machine.run(&cells(BOOTS), None);
     fs::remove_dir_all(place).with_context(|| format!("'{}'", place.display()))?;
     Ok(Row {
-        after_ms,
         doing: doing.to_owned(),
         left: (!matches!(code, Ok(0))).then_some(again),
     })

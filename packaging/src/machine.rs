@@ -216,13 +216,13 @@ impl Machine {
         &self.system
     }
 
-    /// What programs said in it, and the exit code of the last that failed. Its power is cut so
-    /// many milliseconds after a job begins, if a test asks for that.
-    pub fn run(&self, cells: &[Cells], cut_ms: Option<u64>) -> (String, Result<u8>) {
+    /// What programs said in it, and the exit code of the last that failed. `cut` tells a test when
+    /// its power goes.
+    pub fn run(&self, cells: &[Cells], cut: Option<&str>) -> (String, Result<u8>) {
         let (mut said, mut code) = (String::new(), None);
         let mut run = || {
             emptied(&self.place)?;
-            let disk = disk(&self.place, cells, cut_ms)?;
+            let disk = disk(&self.place, cells, cut)?;
             let status = lines(&mut self.boot(&disk), LONGEST, |line| {
                 said += &format!("{line}\n");
                 code = line
@@ -319,7 +319,7 @@ fn image(file: &Path, of: &Path, size: &str) -> Result<()> {
 
 /// The second disk: the repository's files that tests read, and what was built, each at its own
 /// path; the packages; the test programs' command lines; when the power is cut.
-fn disk(place: &Path, cells: &[Cells], cut_ms: Option<u64>) -> Result<PathBuf> {
+fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
     let (repository, build) = (cargo::root()?, target_directory()?);
     let content = place.join("content");
     for dir in [
@@ -361,8 +361,8 @@ fn disk(place: &Path, cells: &[Cells], cut_ms: Option<u64>) -> Result<PathBuf> {
         link(package, &content.join("packages"))?;
     }
     write(&content.join("run"), script(cells, &repository, &build)?)?;
-    if let Some(cut) = cut_ms {
-        write(&content.join("cut"), cut.to_string())?;
+    if let Some(cut) = cut {
+        write(&content.join("cut"), cut)?;
     }
     let disk = place.join("disk");
     image(&disk, &content, "1G")?;

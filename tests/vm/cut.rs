@@ -8,10 +8,15 @@ use std::time::Duration;
 use tests::child::Running;
 use tests::double::look;
 
-use super::{CLIENT, PACKAGES, Site, said, shell, user};
+use super::{CLIENT, PACKAGES, Site, said, shell, until, user};
 
-/// Has the milliseconds between srun and the cut.
+/// Has the milliseconds between srun and the cut, and `drains` for a job that drains the node.
 const CUT: &str = "/disk/cut";
+
+fn is_to_deliver() -> bool {
+    let mut markers = fs::read_dir("/var/lib/mpsd/drains").into_iter().flatten();
+    markers.any(|marker| marker.is_ok_and(|marker| marker.file_name() == "slurm-gpu001"))
+}
 
 fn is_wanted(test: &str) -> bool {
     let wanted = std::env::args().any(|word| word == format!("cut::{test}"));
@@ -36,22 +41,28 @@ fn a_node_loses_its_power() {
     if !is_wanted("a_node_loses_its_power") {
         return;
     }
-    let _site = Site::boot().start();
-    let after_ms = fs::read_to_string(CUT).expect("when it is cut");
+    let site = Site::boot().start();
+    let when = fs::read_to_string(CUT).expect("when it is cut");
+    let (after_ms, then) = when.split_once(' ').expect("two words");
     let after = Duration::from_millis(after_ms.parse().expect("milliseconds"));
+    if then == "drains" {
+        fs::remove_file(site.vendor.control()).expect("the control daemon");
+    }
     let client = format!("exec {CLIENT} --hold 0.5");
     said("sync");
     let mut command = user("srun --gres=gpu:1 --mps", &client);
     let mut srun = Running::start(&mut command, "").expect("srun");
     std::thread::sleep(after);
+    let has_ended = srun.ended_within(Duration::ZERO).is_some();
     let has_begun = fs::read_dir("/run/mpsd/jobs").is_ok_and(|jobs| jobs.flatten().count() > 0);
     let has_client = srun.stdout_so_far().contains('\n');
-    let doing = match (has_begun, has_client, srun.ended_within(Duration::ZERO)) {
-        (false, false, _) => "before its start",
-        (true, false, _) => "during its start",
-        (true, true, None) => "while it runs",
-        (true, true, Some(_)) => "during its end",
-        (false, true, _) => "after the job",
+    let doing = match (has_begun, has_client, has_ended) {
+        _ if is_to_deliver() => "with a drain to deliver",
+        (false, false, false) => "before its start",
+        (true, false, false) => "during its start",
+        (true, true, false) => "while it runs",
+        (true, _, true) => "during its end",
+        (false, ..) => "after the job",
     };
     println!("the power is cut: {doing}");
     // Nothing is written to a disk any more (sysrq of the kernel's documentation).
@@ -69,11 +80,23 @@ fn a_node_that_lost_its_power_boots_without_a_trace_of_the_job() {
         state == "active\nactive\n"
     });
     assert!(booted, "our units");
+    let is_to_deliver = is_to_deliver();
     let site = Site::boot();
     assert_eq!(site.ours().len(), 0, "processes before Slurm starts");
     said("systemctl start munge slurmctld slurmd");
     // Slurm ends or requeues what the node lost.
     said("scancel --user=games");
+    let drained = || {
+        shell("scontrol -o show node gpu001")
+            .stdout
+            .contains("Reason=mpsd: job ")
+    };
+    if is_to_deliver {
+        until("the drain", drained);
+    }
+    if drained() {
+        said("mpsctl undrain");
+    }
     site.idle();
     site.nothing_is_left();
     said("mpsctl doctor && mpsctl reconcile && mpsctl slurm check");
