@@ -1,7 +1,7 @@
 //! A virtual machine under QEMU's own translation (/dev/kvm is not needed). It boots a Debian with
 //! cgroup v2 alone under its systemd, and runs cells of this build there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::num::NonZero;
@@ -82,8 +82,6 @@ const MACHINES: [&[(&str, &str)]; 4] = [
         ("vm", ""),
     ],
 ];
-/// Those of [`MACHINES`] that are crates.
-const CRATES: [(&str, &str); 2] = [("mpsd_sys", "mpsd-sys"), ("mpsd", "mpsd")];
 
 /// Boots the machines and runs their cells.
 #[derive(Debug, clap::Args)]
@@ -158,15 +156,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// The test programs of [`MACHINES`] by name.
 pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
-    let runs = MACHINES.iter().flat_map(|runs| runs.iter());
-    let names: BTreeSet<_> = runs.map(|(name, _)| *name).collect();
-    let mut build = cargo::words("test --locked --no-run --message-format=json --lib -p tests");
-    for name in names {
-        match CRATES.iter().find(|(library, _)| *library == name) {
-            Some((_, package)) => build.args(["-p", package]),
-            None => build.args(["--test", name]),
-        };
-    }
+    let mut build = cargo::words(
+        "test --locked --no-run --message-format=json --workspace --lib --test slurm --test suite --test vm",
+    );
     let said = wrote(build.stderr(Stdio::inherit()))?;
     let messages = said
         .lines()

@@ -23,7 +23,7 @@ const PROGRAMS: &str = "build --workspace --lib --bins";
 /// NAME = COUNT`.
 pub fn matrices() -> Result<()> {
     cargo::build(PROGRAMS)?;
-    let words = "test --package tests --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
+    let words = "test --workspace --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
                  --nocapture";
     let mut tried = BTreeMap::<String, u64>::new();
     let status = lines(&mut cargo::words(words), LONGEST, |line| {
@@ -67,7 +67,7 @@ pub enum Matrix {
     PowerCuts(cuts::Options),
 }
 
-const CELLS: &str = "test --locked --package tests --test slurm";
+const CELLS: &str = "test --locked --workspace --test slurm";
 
 pub fn matrix(matrix: &Matrix) -> Result<()> {
     let (prefix, root, list, cells) = match matrix {

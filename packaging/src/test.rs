@@ -51,10 +51,10 @@ aarch64     |             | builds what is shipped for aarch64 |
 deny        |             | licences, sources and versions of the dependencies |
 build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
 unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
-mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked -p tests --test mom
-contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked -p tests --test contract
-suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked -p tests --test suite
-slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked -p tests --test slurm
+mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
+contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
+suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked --workspace --test suite
+slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
 packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
 arm64-unit  |             | unit tests for aarch64, by an emulator |
 vm          | build       | cells on a machine of their own, with cgroup v2 alone |
