@@ -64,7 +64,7 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 /// of which a cell's name has one. Machines run side by side, so each has about as much to do.
 ///
 /// On the host stay: cells that no cgroup, mount, unit or kernel can change, and those of nodes that
-/// a booted one is not, where nobody looks again (`second_look`) or another log than journald hears
+/// a booted one is not, where nobody looks again (`faults::the_administrator`) or another log than journald hears
 /// (`confined::a_user`).
 const MACHINES: [&[(&str, &str)]; 4] = [
     &[("slurm", "shared:: leftovers:: seen::")],
@@ -74,7 +74,7 @@ const MACHINES: [&[(&str, &str)]; 4] = [
     )],
     &[(
         "suite",
-        "confined::the_ bounded:: hidden:: evidence:: survivors:: second_look::the_end",
+        "confined::the_ bounded:: hidden:: survivors:: faults::the_end",
     )],
     &[
         ("mpsd_sys", "cgroup:: confine:: spawn:: guard:: remove::"),

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use mpsd_core::config::SECTIONS;
 use syn::visit::{self, Visit};
@@ -99,11 +100,10 @@ fn source(file: &str) -> Option<String> {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file)).ok()
 }
 
-fn crates() -> Vec<Crate> {
-    ROOTS
-        .into_iter()
-        .map(|root| Crate::read(root, &source))
-        .collect()
+fn crates() -> &'static [Crate] {
+    static ALL: LazyLock<Vec<Crate>> =
+        LazyLock::new(|| ROOTS.map(|root| Crate::read(root, &source)).into());
+    &ALL
 }
 
 impl Crate {
@@ -332,7 +332,8 @@ fn each_layer_imports_only_from_its_left() {
         assert!(is_root || at.is_some(), "'{file}' is in no layer");
         at
     };
-    let mpsd = Crate::read("mpsd/src/lib.rs", &source);
+    let is_mpsd = |one: &&Crate| one.0[&[][..]].file == "mpsd/src/lib.rs";
+    let mpsd = crates().iter().find(is_mpsd).expect("the crate");
     let mut wrong = Vec::new();
     for (file, others) in mpsd.edges() {
         let own = layer(file);

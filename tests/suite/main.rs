@@ -1,6 +1,5 @@
 //! The suite: the real programs on the simulated node, and the project's rules.
 
-mod accounts;
 mod architecture;
 mod audit;
 mod auto;
@@ -12,7 +11,6 @@ mod corpus;
 mod crash;
 mod doctor;
 mod enroot;
-mod evidence;
 mod faults;
 mod fleet;
 mod hidden;
@@ -21,9 +19,7 @@ mod inheritance;
 mod kills;
 mod lifted;
 mod metrics;
-mod mig;
 mod mpsctl;
-mod no_memory_told;
 mod outcomes;
 mod pack;
 mod plans;
@@ -32,7 +28,6 @@ mod releases;
 mod remembered;
 mod report;
 mod scarce;
-mod second_look;
 mod shared;
 mod slurm_stack;
 mod soak;
@@ -42,4 +37,3 @@ mod supervision;
 mod survivors;
 mod sweep;
 mod unasked;
-mod undisturbed;

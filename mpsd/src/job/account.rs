@@ -81,4 +81,15 @@ mod tests {
         let shared = Account::join(Some(alone), &two, Default);
         assert!(shared.may_set(&two, Default).is_err());
     }
+
+    #[test]
+    fn the_last_job_restores_the_mode_unless_someone_else_changed_it_meanwhile() {
+        let [one, two] = ["1", "2"].map(|id| JobId::parse(id).unwrap());
+        let mut account = Account::join(None, &one, Default);
+        account.set = Some(ExclusiveProcess);
+        let mut account = Account::join(Some(account), &two, ExclusiveProcess);
+        assert_eq!(account.leave(&one, ExclusiveProcess), Ok(None));
+        assert!(account.clone().leave(&two, Prohibited).is_err());
+        assert_eq!(account.leave(&two, ExclusiveProcess), Ok(Some(Default)));
+    }
 }
