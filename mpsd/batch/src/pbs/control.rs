@@ -74,7 +74,7 @@ impl<'h> PbsNode<'h> {
         let mut last = format!("this node has no name in {}", self.pbs.product.scheduler);
         for name in &self.names {
             let text = self.call(&[name])?;
-            if let Some(found) = parse(&text, name) {
+            if let Some(found) = parse(&text, name).or_else(|| vnodes(&text, name)) {
                 return Ok(found);
             }
             let said = one_line(text.trim(), SHOWN);
@@ -237,6 +237,27 @@ pub fn offline_for(
     found.find_map(|Paragraph { name, state, note }| {
         let note = note.filter(|note| state.contains("offline") && note.contains(why))?;
         Some((name, note))
+    })
+}
+
+/// The vnodes of a host, of which none has its name: what all of their states share. Only
+/// OpenPBS' pbsnodes shows other names than the one it was given (docs/facts/pbs.md#pbsnodes).
+fn vnodes(text: &str, host: &str) -> Option<Paragraph> {
+    let names = text.lines().filter(|line| !line.starts_with([' ', '\t']));
+    let mut all = names.filter_map(|line| parse(text, line.trim_end()));
+    let first = all.next()?;
+    let shared = all.fold(first, |shared, vnode| {
+        let is_shared = |word: &&str| vnode.state.split(',').any(|other| other == *word);
+        let words: Vec<&str> = shared.state.split(',').filter(is_shared).collect();
+        Paragraph {
+            state: words.join(","),
+            note: shared.note.or(vnode.note),
+            ..shared
+        }
+    });
+    Some(Paragraph {
+        name: host.to_owned(),
+        ..shared
     })
 }
 

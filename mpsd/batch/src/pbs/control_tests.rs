@@ -12,6 +12,8 @@ use std::path::Path;
 struct Server {
     product: &'static Product,
     operator: bool,
+    /// The names of its vnodes.
+    vnodes: &'static [&'static str],
     node: RefCell<(bool, String)>,
 }
 
@@ -21,6 +23,7 @@ impl Server {
         [&torque::PRODUCT, &openpbs::PRODUCT].map(|product| Self {
             product,
             operator,
+            vnodes: &["vm"],
             node: RefCell::new((offline, note.to_owned())),
         })
     }
@@ -50,7 +53,10 @@ impl Server {
         let state = if offline { "offline" } else { "free" };
         let key = if self.is_torque() { "note" } else { "comment" };
         // An attribute without a value is none.
-        format!("vm\n     state = {state}\n     np = 4\n     {key} = {note}\n\n")
+        let vnode = |vnode: &&str| {
+            format!("{vnode}\n     state = {state}\n     np = 4\n     {key} = {note}\n\n")
+        };
+        self.vnodes.iter().map(vnode).collect()
     }
 }
 
@@ -119,6 +125,44 @@ fn out_of_service_with_our_note_and_back_with_the_memo() {
             assert!(server.holds(false, memo.unwrap_or_default()));
         }
     }
+}
+
+/// As `create node gpubox Mom=vm` makes them: OpenPBS' pbsnodes takes the host's name and shows the
+/// vnodes' (recorded).
+#[test]
+fn a_host_whose_vnodes_have_other_names_is_taken_out_and_back() {
+    for vnodes in [&["gpubox"][..], &["gpubox[0]", "gpubox[1]"]] {
+        for configured in ["", "gpubox"] {
+            let [_, mut server] = Server::both(true, false, "");
+            server.vnodes = vnodes;
+            let node = PbsNode::new(server.node().pbs, configured, &server);
+            node.take_out(WHY, None).unwrap();
+            let status = node.status().unwrap();
+            assert_eq!(
+                (status.drained, status.reason.as_deref()),
+                (true, Some(WHY))
+            );
+            node.put_back(None).unwrap();
+            assert!(server.holds(false, ""));
+        }
+    }
+}
+
+#[test]
+fn several_vnodes_have_the_state_that_all_of_them_show() {
+    let show = |first: &str, second: &str| {
+        format!("a\n     state = {first}\n\nb\n     state = {second}\n     comment = hot\n\n")
+    };
+    let state = |text: &str| vnodes(text, "vm").map(|vm| (vm.name, vm.state, vm.note));
+    let of = |state: &str| Some(("vm".to_owned(), state.to_owned(), Some("hot".to_owned())));
+    for (first, second, all) in [
+        ("offline", "offline,job-exclusive", "offline"),
+        ("job-exclusive", "free", ""),
+        ("job-exclusive", "job-exclusive", "job-exclusive"),
+    ] {
+        assert_eq!(state(&show(first, second)), of(all));
+    }
+    assert_eq!(state("Node: vm,  Error: Unknown node \n"), None);
 }
 
 #[test]

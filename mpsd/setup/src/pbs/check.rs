@@ -22,7 +22,7 @@ pub fn check(
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     (verbs.check)(pbs, ctx, &mut all);
-    all.push(operators(pbs, node, ctx));
+    all.push(operators(pbs, &ctx.host.name(), ctx));
     all.extend(old_note(pbs, node, ctx));
     all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
     all
@@ -38,16 +38,16 @@ fn left_out() -> CheckLine {
 
 /// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is
 /// silent if it is not.
-fn operators(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> CheckLine {
-    let line = format!("qmgr -c 'set server operators += root@{node}'");
+fn operators(pbs: &Installation, host: &str, ctx: &SetupContext<'_>) -> CheckLine {
+    let line = format!("qmgr -c 'set server operators += root@{host}'");
     match pbs.qmgr("list server", ctx.host) {
         Err(why) => Warn(format!(
             "the server's operators are not known ({why}); draining needs {line}"
         )),
-        Ok(text) if may_drain(&text, node) => {
-            Pass(format!("root@{node} may take the node offline"))
+        Ok(text) if may_drain(&text, host) => {
+            Pass(format!("root@{host} may take the node offline"))
         }
-        Ok(_) => Fail(format!("root@{node} may not take the node offline: {line}")),
+        Ok(_) => Fail(format!("root@{host} may not take the node offline: {line}")),
     }
 }
 
@@ -88,6 +88,55 @@ fn may_drain(server: &str, node: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::context;
+    use batch::host::{Answer, Host};
+    use batch::openpbs;
+    use std::path::Path;
+    use std::time::Duration;
+
+    /// A node `nodeb` that may take itself out of service.
+    struct Operator;
+
+    impl Host for Operator {
+        fn read(&self, _: &Path, _: usize) -> std::io::Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+        fn executable(&self, _: &Path) -> bool {
+            true
+        }
+        fn name(&self) -> String {
+            "nodeb".to_owned()
+        }
+        fn run(
+            &self,
+            _: &Path,
+            arguments: &[&str],
+            _: &[(&str, &str)],
+            _: Duration,
+        ) -> Result<Answer, String> {
+            let known = arguments == ["-c", "list server"];
+            Ok(Answer {
+                code: Some(i32::from(!known)),
+                text: "Server nodea\n    operators = root@nodeb\n".to_owned(),
+            })
+        }
+    }
+
+    #[test]
+    fn an_operator_is_known_by_its_host_whatever_pbs_calls_the_node() {
+        let pbs = Installation {
+            product: &openpbs::PRODUCT,
+            home: "/x".into(),
+            commands: vec!["/x/bin".into()],
+        };
+        let ctx = SetupContext {
+            host: &Operator,
+            ..context("/x", None)
+        };
+        let all = check(&pbs, super::super::verbs(&pbs), "gpubox", &ctx);
+        let may = Pass("root@nodeb may take the node offline".to_owned());
+        assert!(all.contains(&may), "{all:?}");
+    }
 
     #[test]
     fn operators_and_managers_by_host_and_wildcard() {
