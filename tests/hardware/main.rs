@@ -5,7 +5,6 @@
 mod auto;
 mod bench;
 mod clients;
-mod devices;
 mod first;
 mod job;
 mod load;
@@ -96,9 +95,6 @@ enum Part {
     Auto,
     /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
     Waits,
-    /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has
-    /// without it
-    Devices,
     /// MPS on MIG devices, where the machine has some: what is documented and not verified
     Mig,
     /// All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones
@@ -155,12 +151,11 @@ const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
 }
 
 /// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 21] = [
+const STEPS: [Step; 20] = [
     step(Part::Job, "job", 1, job::run),
     step(Part::Pairs, "times", 0, bench::pairs),
     step(Part::Slurm, "slurm", 1, slurm::run),
     step(Part::Waits, "waits", 0, bench::waits),
-    step(Part::Devices, "devices", 2, devices::run),
     step(Part::Mig, "mig", 1, mig::run),
     step(Part::Seen, "seen", 1, seen::run),
     step(Part::Contract, "contract", 0, contract),
@@ -178,7 +173,7 @@ const STEPS: [Step; 21] = [
     step(Part::Pack, "pack", 1, pack::run),
     step(Part::Report, "report", 1, report::run),
 ];
-const WHOLE: usize = 9;
+const WHOLE: usize = 8;
 
 fn main() -> ExitCode {
     match run(Options::parse()) {

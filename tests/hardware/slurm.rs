@@ -83,7 +83,7 @@ pub fn options(minors: Vec<u32>) -> Options {
     }
 }
 
-pub fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
+fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
     let config = job::config(place)?;
     let mut bed = Bed::create(options)?;
     let options = bed.options_mut();
@@ -122,7 +122,7 @@ fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) 
     Ok(())
 }
 
-pub fn tail(log: &str) -> String {
+fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
@@ -135,7 +135,7 @@ const COMMAND: Duration = Duration::from_secs(60);
 const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
 
 #[derive(Debug, Default)]
-pub struct Debs {
+struct Debs {
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
     hosts: Option<Vec<u8>>,
@@ -144,7 +144,7 @@ pub struct Debs {
 
 impl Debs {
     /// Unpacks every `.deb` of `from`, unless the machine has a Slurm of its own.
-    pub fn install(from: &Path) -> Result<Self> {
+    fn install(from: &Path) -> Result<Self> {
         let mut brought = Self::default();
         brought.name_this_host()?;
         brought.slice = unified() && fs::create_dir(SLICE).is_ok();

@@ -1,7 +1,6 @@
 //! Benchmarks on simulated GPUs with recorded times; each result is JSON. `cargo xtask hardware`
 //! measures on a real GPU.
 
-mod job;
 mod scale;
 mod srun;
 mod unasked;
@@ -22,18 +21,6 @@ const GPU: &str = "NVIDIA H200";
 #[derive(Parser)]
 #[command(name = "bench")]
 enum Arguments {
-    /// One job's begin and end against the shortest possible.
-    Job {
-        /// Rounds of each side.
-        #[arg(long, default_value_t = 20)]
-        rounds: usize,
-        /// Another build's mps-prologue, mps-epilogue and mpsd, to be measured in turn with these.
-        #[arg(long, value_name = "DIRECTORY")]
-        beside: Option<PathBuf>,
-        /// Where the result goes.
-        #[arg(long, default_value = "target/bench-job.json")]
-        out: PathBuf,
-    },
     /// Jobs and nodes at once against one, and directories of jobs that are gone.
     Scale {
         /// Rounds of each.
@@ -75,11 +62,6 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<()> {
     let (mut report, out): (Value, PathBuf) = match arguments {
-        Arguments::Job {
-            rounds,
-            beside,
-            out,
-        } => (job::run(rounds, beside.as_deref())?, out),
         Arguments::Scale { rounds, out } => (scale::run(rounds)?, out),
         Arguments::Srun { pairs, out } => (srun::run(pairs)?, out),
         Arguments::Unasked { rounds, out } => (unasked::run(rounds)?, out),
