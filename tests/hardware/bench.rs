@@ -1,29 +1,37 @@
-//! The benchmarks of times: the begin and end of a job against the shortest possible means, and
-//! what a user waits for.
+//! The benchmarks of times, all in turn: the begin and end of a job against NVIDIA's own programs by
+//! the shortest possible means, and what a user waits for.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use ::tests::child;
 use ::tests::samples::{in_turn, milliseconds, rounded};
-use anyhow::{Result, anyhow, bail};
+use ::tests::slurm::{Bed, User};
+use anyhow::{Context as _, Result, anyhow, bail};
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::{ComputeMode, GpuUuid};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use toml::Table;
 
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
 use crate::site::{self, BEFORE, Gpu, Place, Run};
-use crate::slurm;
+use crate::{first, slurm};
 
 /// What begins and ends NVIDIA's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     /// The shortest possible means.
     Hand(Nvml),
-    Job,
+    /// The same where they can open the job's GPU alone.
+    Hidden,
+    /// A job with this account string.
+    Job(&'static str),
     /// A job of the earlier build that is packed.
     Before,
 }
@@ -38,74 +46,115 @@ enum Nvml {
     Loaded,
 }
 
-/// A begin and an end to measure, and their names.
-struct Sides {
-    begin: &'static str,
-    end: &'static str,
+/// The GPUs of a round.
+type On = fn(&Run, usize) -> &[Gpu];
+
+/// A begin and an end to measure. On several GPUs all begin at once and all end at once, and the
+/// last of them counts.
+struct Side {
+    names: [&'static str; 2],
     by: By,
-    /// On all GPUs at once; the last of them counts.
-    all: bool,
+    on: On,
+    /// Nothing happens so long before each.
+    rest: Duration,
 }
 
-const fn sides([begin, end]: [&'static str; 2], by: By, all: bool) -> Sides {
-    Sides {
-        begin,
-        end,
+const fn side(names: [&'static str; 2], by: By) -> Side {
+    Side {
+        names,
         by,
-        all,
+        on: own,
+        rest: Duration::ZERO,
     }
 }
 
+fn own(run: &Run, _: usize) -> &[Gpu] {
+    slice::from_ref(run.gpu())
+}
+
+fn another(run: &Run, round: usize) -> &[Gpu] {
+    slice::from_ref(&run.gpus[round % run.gpus.len()])
+}
+
+fn all(run: &Run, _: usize) -> &[Gpu] {
+    &run.gpus
+}
+
+const HAND: By = By::Hand(Nvml::Absent);
+pub const PLAIN: &str = "MPS=true";
+
 /// The last one takes part if an earlier build is packed. Those with NVML show what NVML costs
 /// NVIDIA's programs.
-const PAIR: [Sides; 5] = [
-    sides(["floor_ms", "floor_quit_ms"], By::Hand(Nvml::Absent), false),
-    sides(["prologue_ms", "epilogue_ms"], By::Job, false),
-    sides(
+const PAIR: [Side; 5] = [
+    side(["floor_ms", "floor_quit_ms"], HAND),
+    side(["prologue_ms", "epilogue_ms"], By::Job(job::ACCOUNT)),
+    side(
         ["floor_beside_nvml_ms", "floor_quit_beside_nvml_ms"],
         By::Hand(Nvml::Beside),
-        false,
     ),
-    sides(
+    side(
         ["floor_after_nvml_ms", "floor_quit_after_nvml_ms"],
         By::Hand(Nvml::Loaded),
-        false,
     ),
-    sides(
-        ["prologue_before_ms", "epilogue_before_ms"],
-        By::Before,
-        false,
+    side(["prologue_before_ms", "epilogue_before_ms"], By::Before),
+];
+
+const fn at_once_on(on: On, names: [&'static str; 2], by: By) -> Side {
+    Side {
+        on,
+        ..side(names, by)
+    }
+}
+
+const AT_ONCE: [Side; 4] = [
+    at_once_on(another, ["begin_alone_ms", "end_alone_ms"], By::Job(PLAIN)),
+    at_once_on(
+        another,
+        ["begin_floor_alone_ms", "end_floor_alone_ms"],
+        HAND,
+    ),
+    at_once_on(
+        all,
+        ["begin_last_of_all_ms", "end_last_of_all_ms"],
+        By::Job(PLAIN),
+    ),
+    at_once_on(
+        all,
+        ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
+        HAND,
     ),
 ];
 
-const AT_ONCE: [Sides; 4] = [
-    sides(["begin_alone_ms", "end_alone_ms"], By::Job, false),
-    sides(
-        ["begin_floor_alone_ms", "end_floor_alone_ms"],
-        By::Hand(Nvml::Absent),
-        false,
+const fn from_sleep(names: [&'static str; 2], by: By) -> Side {
+    Side {
+        rest: SLEEP,
+        ..side(names, by)
+    }
+}
+
+const SIGHT: [Side; 3] = [
+    from_sleep(["nvidia_all_seen_begin_ms", "nvidia_all_seen_end_ms"], HAND),
+    from_sleep(
+        [
+            "nvidia_others_hidden_begin_ms",
+            "nvidia_others_hidden_end_ms",
+        ],
+        By::Hidden,
     ),
-    sides(
-        ["begin_last_of_all_ms", "end_last_of_all_ms"],
-        By::Job,
-        true,
-    ),
-    sides(
-        ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
-        By::Hand(Nvml::Absent),
-        true,
-    ),
+    from_sleep(["ours_begin_ms", "ours_end_ms"], By::Job(PLAIN)),
 ];
 
 /// The goals, as multiples of the floor.
 const GOALS: [(&str, usize, f64); 2] = [("prologue", BEGIN, 1.04), ("epilogue", END, 1.15)];
 /// The prologue may take this many times the floor.
 const LIMIT: f64 = 1.15;
+/// The same from sleep, by the host's GPUs: the prologue by NVIDIA's own, and one rank's first
+/// kernel by that without MPS.
+const SIGHT_GOALS: [(usize, f64, f64); 3] = [(1, 1.04, 1.0), (2, 0.92, 1.0), (4, 0.72, 0.95)];
 /// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one,
 /// milliseconds.
 const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
 const OTHERS_LIMIT: f64 = 5.0;
-pub const PLAIN: &str = "MPS=true";
 const ROUNDS: usize = 8;
 /// Starts, or ends, at once may take this many times a single one.
 const AT_ONCE_LIMIT: f64 = 1.5;
@@ -113,8 +162,11 @@ const AT_ONCE_LIMIT: f64 = 1.5;
 const NOISE: f64 = 1.1;
 const FLOOR: &str = "from before the fork of 'nvidia-cuda-mps-control -f' as the ordinary user, through its socket and one \
                      'start_server' session, to the line 'NEW SERVER <pid>: Ready'";
+/// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
+/// longer to end after half a second.
+const SLEEP: Duration = Duration::from_millis(2500);
 /// Longest time for one `srun`, and for the epilog after it.
-const SRUN: Duration = Duration::from_secs(60);
+pub const SRUN: Duration = Duration::from_secs(60);
 
 /// Longest time for an answer of NVML.
 const NVML: Duration = Duration::from_secs(10);
@@ -124,9 +176,22 @@ type Life = [f64; 2];
 const BEGIN: usize = 0;
 const END: usize = 1;
 
+/// Records the times of all sides, in turn. Returns the medians of each.
+fn measure(section: &mut Section, run: &Run, sides: &[Side], rounds: usize) -> Result<Vec<Life>> {
+    let lives = in_turn(sides, rounds, |side, round| live(run, side, round))?;
+    let mut medians = Vec::new();
+    for (side, lives) in sides.iter().zip(&lives) {
+        medians.push([BEGIN, END].map(|part| {
+            let times: Vec<f64> = lives.iter().map(|life| life[part]).collect();
+            section.times(side.names[part], &times);
+            median(&times)
+        }));
+    }
+    Ok(medians)
+}
+
 pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
-    let (place, gpu) = (&run.place, run.gpu());
-    let job = Job::named(place, gpu, "6000.srv")?;
+    let job = Job::named(&run.place, run.gpu(), "6000.srv")?;
     let not_asked = in_turn(&[()], run.pairs, |(), round| {
         Ok(job.prologue(OTHERS[round % OTHERS.len()])?.success()?.ms())
     })?;
@@ -134,64 +199,45 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     section.fact("not_asked_ms_spread", spread(waits));
     let name = format!("a job that did not ask waits less than {OTHERS_LIMIT} ms");
     section.check(name, median(waits) < OTHERS_LIMIT, spread(waits));
-    let has_before = place.bin(BEFORE).is_dir();
+    let has_before = run.place.bin(BEFORE).is_dir();
     let pair = if has_before { &PAIR[..] } else { &PAIR[..4] };
-    let lives = in_turn(pair, run.pairs, |sides, _| {
-        live(place, std::slice::from_ref(gpu), sides.by, job::ACCOUNT)
-    })?;
     section.fact("floor_is", FLOOR);
     section.fact("pairs", run.pairs as i64);
-    for (sides, lives) in pair.iter().zip(&lives) {
-        record(section, sides, lives);
-    }
+    let medians = measure(section, run, pair, run.pairs)?;
+    let ratio = |side: usize, part: usize| rounded(medians[side][part] / medians[0][part]);
     for (name, part, goal) in GOALS {
-        let median = |number: usize| median(&last(&lives[number], part));
         let mut row = Table::new();
         let mut put = |key: &str, value: f64| row.insert(key.to_owned(), value.into());
         put("goal", goal);
-        put("floor_ms", median(0));
-        put("now_ms", median(1));
-        put("now", rounded(median(1) / median(0)));
+        put("floor_ms", medians[0][part]);
+        put("now_ms", medians[1][part]);
+        put("now", ratio(1, part));
         if has_before {
-            put("before_ms", median(4));
-            put("before", rounded(median(4) / median(0)));
+            put("before_ms", medians[4][part]);
+            put("before", ratio(4, part));
         }
         section.fact(&format!("{name}_times_the_floor"), row);
     }
-    let begin = |number: usize| median(&last(&lives[number], BEGIN));
-    let ratio = rounded(begin(1) / begin(0));
-    let name = format!("prologue within {LIMIT} of the floor");
-    section.check(name, ratio <= LIMIT, ratio.to_string());
+    section.at_most(
+        format!("prologue within {LIMIT} of the floor"),
+        ratio(1, BEGIN),
+        LIMIT,
+    );
     Ok(())
 }
 
 /// A job on each GPU: begins and ends of all at once, against one alone.
 pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
-    let all = &run.gpus[..];
-    let lives = in_turn(&AT_ONCE, ROUNDS, |sides, round| {
-        let gpus = match sides.all {
-            true => all,
-            false => std::slice::from_ref(&all[round % all.len()]),
-        };
-        live(&run.place, gpus, sides.by, PLAIN)
-    })?;
-    for (sides, lives) in AT_ONCE.iter().zip(&lives) {
-        record(section, sides, lives);
-    }
-    for (what, time) in [("begin", BEGIN), ("end", END)] {
-        let median = |number: usize| median(&last(&lives[number], time));
-        let ratio = |floor: usize| median(2 + floor) / median(floor);
+    let medians = measure(section, run, &AT_ONCE, ROUNDS)?;
+    for (what, part) in [("begin", BEGIN), ("end", END)] {
+        let ratio = |floor: usize| medians[2 + floor][part] / medians[floor][part];
         let (ours, floor) = (ratio(0), ratio(1));
-        section.fact(
-            &format!("{what}_last_of_all_by_one_alone"),
-            hundredths(ours),
-        );
-        section.fact(
-            &format!("{what}_floor_last_of_all_by_one_alone"),
-            hundredths(floor),
-        );
+        for (name, ratio) in [("", ours), ("floor_", floor)] {
+            let key = format!("{what}_{name}last_of_all_by_one_alone");
+            section.fact(&key, hundredths(ratio));
+        }
         // If NVIDIA's own programs take turns, nothing can be faster.
-        let jobs = all.len();
+        let jobs = run.gpus.len();
         let name = format!(
             "{jobs} jobs {what} at once: the last within {AT_ONCE_LIMIT} of one alone, or no slower for it than the floor"
         );
@@ -201,36 +247,123 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
     Ok(())
 }
 
-fn record(section: &mut Section, sides: &Sides, lives: &[Vec<Life>]) {
-    section.times(sides.begin, &last(lives, BEGIN));
-    section.times(sides.end, &last(lives, END));
+/// What a start costs by what NVIDIA's programs may open, all from sleep: their own with all GPUs
+/// of the machine and with the job's alone, and ours. And one rank's first kernel on the same host,
+/// with MPS and without.
+pub fn sight(section: &mut Section, run: &Run) -> Result<()> {
+    section.fact("gpus_hidden", others(run)?.len() as i64);
+    section.fact("idle_before_each_begin_and_end_s", SLEEP.as_secs_f64());
+    section.fact("pairs", run.pairs as i64);
+    let medians = measure(section, run, &SIGHT, run.pairs)?;
+    let ours_by = |side: usize, part: usize| rounded(medians[2][part] / medians[side][part]);
+    let (begin, end) = (ours_by(0, BEGIN), ours_by(0, END));
+    section.fact("prologue_by_nvidia_all_seen", begin);
+    section.fact("prologue_by_nvidia_others_hidden", ours_by(1, BEGIN));
+    section.fact("epilogue_by_nvidia_all_seen", end);
+    let names = ["first_kernel_ms", "first_kernel_mps_ms"];
+    let [plain, mps] = with_and_without(section, run, names, |bed, user, flag| {
+        child::pause(SLEEP)?;
+        Ok(first::one(run, bed, user, &first::ONE, flag)?[0])
+    })?;
+    let kernel = rounded(median(&mps) / median(&plain));
+    section.fact("first_kernel_by_without_mps", kernel);
+    if let Some((gpus, most, most_kernel)) =
+        SIGHT_GOALS.iter().find(|goal| goal.0 == run.gpus.len())
+    {
+        for (what, seen, most) in [
+            ("prologue by NVIDIA's own", begin, *most),
+            ("epilogue by NVIDIA's own", end, GOALS[END].2),
+            (
+                "first kernel of one rank by that without MPS",
+                kernel,
+                *most_kernel,
+            ),
+        ] {
+            let name = format!("{gpus} GPUs, {what}: at most {most}");
+            section.at_most(name, seen, most);
+        }
+    }
+    Ok(())
 }
 
-fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
-    let last = |lives: &Vec<Life>| lives.iter().map(|life| life[part]).fold(0.0, f64::max);
-    lives.iter().map(last).collect()
+pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
+    let names = ["srun_true_ms", "srun_mps_true_ms"];
+    let [plain, mps] = with_and_without(section, run, names, |bed, user, flag| {
+        let words = ["--gres=gpu:1", flag, "true"];
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        let finished = bed.srun(user, &words, SRUN)?.success()?;
+        // `srun` returns before the epilog has run, and the next job would wait for the epilog.
+        bed.wait_idle(SRUN)?;
+        Ok(finished.ms())
+    })?;
+    let more = mps.iter().zip(&plain).map(|(mps, plain)| mps - plain);
+    section.times("more_ms", &more.collect::<Vec<f64>>());
+    Ok(())
 }
 
-/// A begin and an end on each of `gpus`: first all begins at once, then all ends.
-fn live(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
-    let lives = match by {
-        By::Hand(nvml) => daemons(place, gpus, nvml)?,
-        By::Job | By::Before => jobs(place, gpus, by, account)?,
+/// Times on a real Slurm without `--mps` and with it, in turn.
+fn with_and_without(
+    section: &mut Section,
+    run: &Run,
+    names: [&str; 2],
+    one: impl Fn(&Bed, &User, &str) -> Result<f64>,
+) -> Result<[Vec<f64>; 2]> {
+    let options = slurm::options(vec![run.number as u32]);
+    let times = slurm::on_bed(section, run, options, |_, bed, user| {
+        in_turn(&["", "--mps"], run.pairs, |flag, _| one(bed, user, flag))
+    })?;
+    for (name, times) in names.into_iter().zip(&times) {
+        section.times(name, times);
+    }
+    times.try_into().map_err(|_| anyhow!("two sides"))
+}
+
+fn live(run: &Run, side: &Side, round: usize) -> Result<Life> {
+    let (place, gpus) = (&run.place, (side.on)(run, round));
+    child::pause(side.rest)?;
+    let lives = match side.by {
+        By::Hand(nvml) => daemons(place, gpus, nvml, side.rest)?,
+        By::Hidden => hidden(&others(run)?, || {
+            daemons(place, gpus, Nvml::Absent, side.rest)
+        })?,
+        By::Job(account) => jobs(place, gpus, account, false, side.rest)?,
+        By::Before => jobs(place, gpus, job::ACCOUNT, true, side.rest)?,
     };
     // Time for the driver to settle after the last start, the same for all sides.
     child::pause(Duration::from_millis(200))?;
-    Ok(lives)
+    let last = |part: usize| lives.iter().map(|life| life[part]).fold(0.0, f64::max);
+    Ok([last(BEGIN), last(END)])
 }
 
-fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml) -> Result<Vec<Life>> {
+fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml, rest: Duration) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let start = || Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0);
         Ok((gpu, with_nvml(nvml, || look_at(place, gpu), start)?))
     })?;
+    child::pause(rest)?;
     each(started, |(gpu, daemon)| {
         let ready = milliseconds(daemon.ready);
         let quit = with_nvml(nvml, || look_at(place, gpu), || Ok(daemon.quit()?.0))?;
         Ok([ready, milliseconds(quit)])
+    })
+}
+
+fn jobs(
+    place: &Place,
+    gpus: &[Gpu],
+    account: &str,
+    before: bool,
+    rest: Duration,
+) -> Result<Vec<Life>> {
+    let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
+        let mut job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
+        job.before = before;
+        let began = job.prologue(account)?.success()?.ms();
+        Ok((job, began))
+    })?;
+    child::pause(rest)?;
+    each(begun, |(job, began)| {
+        Ok([began, job.epilogue()?.success()?.ms()])
     })
 }
 
@@ -280,22 +413,6 @@ fn look(mpsd: &Path, library: &str, gpu: &str) -> Result<NvmlWorker> {
     Ok(worker)
 }
 
-fn jobs(place: &Place, gpus: &[Gpu], by: By, account: &str) -> Result<Vec<Life>> {
-    let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
-        let job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
-        let job = if by == By::Before {
-            job.of_build_before()
-        } else {
-            job
-        };
-        let began = job.prologue(account)?.success()?.ms();
-        Ok((job, began))
-    })?;
-    each(begun, |(job, began)| {
-        Ok([began, job.epilogue()?.success()?.ms()])
-    })
-}
-
 fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> Result<Vec<U>> {
     let act = &act;
     thread::scope(|scope| {
@@ -309,30 +426,42 @@ fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> R
     })
 }
 
-pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
-    const CASES: [&[&str]; 2] = [
-        &["--gres=gpu:1", "true"],
-        &["--gres=gpu:1", "--mps", "true"],
-    ];
-    let options = slurm::options(vec![run.number as u32]);
-    let times = slurm::on_bed(section, run, options, |_, bed, user| {
-        in_turn(&CASES, run.pairs, |words, _| {
-            let finished = bed.srun(user, words, SRUN)?.success()?;
-            // `srun` returns before the epilog has run, and the next job would wait for the epilog.
-            bed.wait_idle(SRUN)?;
-            Ok(finished.ms())
-        })
-    })?;
-    let (plain, mps) = (&times[0], &times[1]);
-    let more: Vec<f64> = mps
-        .iter()
-        .zip(plain)
-        .map(|(mps, plain)| mps - plain)
-        .collect();
-    section.times("srun_true_ms", plain);
-    section.times("srun_mps_true_ms", mps);
-    section.times("more_ms", &more);
-    Ok(())
+/// The device files of the machine's other GPUs.
+fn others(run: &Run) -> Result<Vec<PathBuf>> {
+    let own = &run.gpu().uuid;
+    let mut files = Vec::new();
+    for entry in fs::read_dir("/proc/driver/nvidia/gpus")? {
+        let text = fs::read_to_string(entry?.path().join("information"))?;
+        let minor = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Device Minor:"));
+        let minor = minor
+            .context("the driver does not tell a minor number")?
+            .trim();
+        let file = PathBuf::from(format!("/dev/nvidia{minor}"));
+        if !text.contains(&**own) && file.exists() {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+/// Does `work` in a thread with a mount namespace in which nobody can open `files`.
+fn hidden<T: Send>(files: &[PathBuf], work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let closed = std::env::temp_dir().join(format!("mpsd-closed-{}", std::process::id()));
+    fs::write(&closed, "")?;
+    fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o000))?;
+    const NONE: Option<&str> = None;
+    let there = || {
+        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_SLAVE, NONE)?;
+        let cover = |file: &Path| mount(Some(&*closed), file, NONE, MsFlags::MS_BIND, NONE);
+        files.iter().try_for_each(|file| cover(file))?;
+        work()
+    };
+    let done = thread::scope(|scope| scope.spawn(there).join());
+    fs::remove_file(&closed)?;
+    done.unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
 #[cfg(test)]

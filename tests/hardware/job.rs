@@ -32,7 +32,7 @@ pub struct Job<'a> {
     group: String,
     config: PathBuf,
     /// The programs of the build before.
-    before: bool,
+    pub before: bool,
     /// Its tasks, as Torque tells them in the environment.
     tasks: Option<u32>,
     open: std::cell::Cell<bool>,
@@ -68,16 +68,6 @@ impl<'a> Job<'a> {
         self.nodes = format!("nodes=1:ppn={tasks}:gpus=1");
         self.tasks = Some(tasks);
         self
-    }
-
-    pub fn of_build_before(mut self) -> Self {
-        self.before = true;
-        self
-    }
-
-    /// On GPUs that the site gives to several jobs.
-    pub fn that_shares(self) -> Result<Self> {
-        self.under("shared.toml", "shared_gpus = true\n")
     }
 
     /// With further lines of mpsd.toml.

@@ -1,4 +1,4 @@
-//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. It uses none of
+//! The independent look: what `ps`, `find` and `nvidia-smi` see, before and after. It uses none of
 //! the project's code.
 
 use std::collections::BTreeSet;
@@ -13,13 +13,23 @@ use crate::result::Section;
 use crate::site::{self, Run};
 use crate::{Act, mig};
 
-const OURS: [&str; 5] = [
-    "nvidia-cuda-mps",
-    "mpsd",
-    "mps-prologue",
-    "mps-epilogue",
-    "mps-probe",
-];
+/// Processes of ours and NVIDIA's, files and cgroups, a line each. The harness and the shell that
+/// called it have the same words in their paths.
+const LOOK: &str = r#"
+ps -e -o pid=,ppid=,user=,stat=,args= | while read -r pid parent user state program rest; do
+    case "$pid ${program##*/}" in
+        "$1 "*) continue ;;
+        *nvidia-cuda-mps*|*mpsd*|*mps-prologue*|*mps-epilogue*|*mps-probe*) ;;
+        *) continue ;;
+    esac
+    case $state in Z*) kind=defunct ;; *) kind=process ;; esac
+    echo "$kind $pid $parent $user $state $program $rest"
+done
+find /dev/shm /run /tmp /run/mpsd -mindepth 1 -maxdepth 1 -printf 'file %p\n'
+find "$2" -mindepth 1 -printf 'file %p\n'
+find /sys/fs/cgroup -mindepth 1 -maxdepth 5 -type d -printf 'cgroup %p\n'
+cut -d' ' -f5 /proc/self/mountinfo | sed 's/^/mount /'
+"#;
 
 #[derive(Default)]
 struct Look {
@@ -30,83 +40,25 @@ struct Look {
 
 impl Look {
     fn take(run: &Path) -> Result<Self> {
-        let mut look = Self::default();
-        look.processes()?;
-        for directory in ["/dev/shm", "/run", "/tmp"] {
-            look.list("-A1", Path::new(directory))?;
-        }
-        look.list("-A1", Path::new("/run/mpsd"))?;
-        look.list("-A1R", run)?;
-        look.groups(Path::new("/sys/fs/cgroup"), 4);
-        for app in site::smi(&[
+        let mut command = Command::new(site::program("sh")?);
+        command.args(["-c", LOOK, "sh", &std::process::id().to_string()]);
+        let seen = child::run(command.arg(run), "", Duration::from_secs(20))?;
+        let own = |line: &&str| !line.starts_with("defunct ");
+        let (lines, defunct): (Vec<&str>, Vec<&str>) = seen.stdout.lines().partition(own);
+        let mut look = Self {
+            lines: lines.into_iter().map(str::to_owned).collect(),
+            defunct: defunct.into_iter().map(str::to_owned).collect(),
+        };
+        let apps = [
             "--query-compute-apps=pid,process_name",
             "--format=csv,noheader",
-        ])?
-        .lines()
-        {
-            look.lines.insert(format!("gpu process {app}"));
-        }
-        for gpu in site::gpus()? {
-            let (uuid, mode) = (gpu.uuid, gpu.mode);
-            look.lines
-                .insert(format!("compute mode of {uuid} is {mode}"));
-        }
-        for mount in std::fs::read_to_string("/proc/self/mountinfo")?.lines() {
-            let at = mount.split(' ').nth(4).unwrap_or(mount);
-            look.lines.insert(format!("mount {at}"));
-        }
+        ];
+        let apps = site::smi(&apps)?;
+        let apps = apps.lines().map(|app| format!("gpu process {app}"));
+        look.lines.extend(apps);
+        let mode = |gpu: site::Gpu| format!("compute mode of {} is {}", gpu.uuid, gpu.mode);
+        look.lines.extend(site::gpus()?.into_iter().map(mode));
         Ok(look)
-    }
-
-    fn processes(&mut self) -> Result<()> {
-        let arguments = ["-e", "-o", "pid=,ppid=,user=,stat=,args="];
-        let own = std::process::id().to_string();
-        for line in run("ps", &arguments)?.lines().map(str::trim) {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let [pid, _, _, state, program, ..] = words[..] else {
-                continue;
-            };
-            // The harness and the shell that called it have the same words in their paths.
-            let named = program.rsplit('/').next().unwrap_or("");
-            if pid == own || !OURS.iter().any(|word| named.contains(word)) {
-                continue;
-            }
-            if state.starts_with('Z') {
-                self.defunct.push(line.to_owned());
-            } else {
-                self.lines.insert(format!("process {line}"));
-            }
-        }
-        Ok(())
-    }
-
-    fn list(&mut self, how: &str, directory: &Path) -> Result<()> {
-        if !directory.exists() {
-            return Ok(());
-        }
-        let at = directory.display().to_string();
-        let mut within = at.clone();
-        for line in run("ls", &[how, &at])?
-            .lines()
-            .filter(|line| !line.is_empty())
-        {
-            match line.strip_suffix(':') {
-                Some(deeper) if deeper.starts_with(&at) => within = deeper.to_owned(),
-                _ => drop(self.lines.insert(format!("file {within}/{line}"))),
-            }
-        }
-        Ok(())
-    }
-
-    fn groups(&mut self, directory: &Path, depth: usize) {
-        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            self.lines
-                .insert(format!("cgroup {}", entry.path().display()));
-            if depth > 0 {
-                self.groups(&entry.path(), depth - 1);
-            }
-        }
     }
 
     /// What is here now and was not `before`, and what is gone.
@@ -188,9 +140,4 @@ fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
         all.push(path);
     }
     all
-}
-
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(site::program(program)?);
-    Ok(child::run(command.args(arguments), "", Duration::from_secs(20))?.stdout)
 }

@@ -18,7 +18,6 @@ mod report;
 mod result;
 mod seen;
 mod shared;
-mod sight;
 mod site;
 mod slurm;
 mod timeline;
@@ -161,7 +160,7 @@ const STEPS: [Step; 20] = [
     step(Part::Contract, "contract", 0, contract),
     step(Part::Auto, "auto", 1, auto::run),
     step(Part::FirstKernel, "first_kernel", 1, first::run),
-    step(Part::Sight, "sight", 1, sight::run),
+    step(Part::Sight, "sight", 1, bench::sight),
     step(Part::Timeline, "timeline", 1, timeline::run),
     step(Part::Many, "many", 2, many::run),
     step(Part::Gain, "gain", 1, load::gain),

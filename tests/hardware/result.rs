@@ -59,6 +59,10 @@ impl Section {
         self.check(name, ran.code == Some(0), ran.story())
     }
 
+    pub fn at_most(&mut self, name: impl Into<String>, seen: f64, most: f64) -> bool {
+        self.check(name, seen <= most, seen.to_string())
+    }
+
     pub fn none(&mut self, name: impl Into<String>, found: &[String]) -> bool {
         self.check(name, found.is_empty(), found.join("\n"))
     }

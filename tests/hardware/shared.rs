@@ -133,7 +133,7 @@ fn times(section: &mut Section, run: &Run) -> Result<()> {
     let lives = in_turn(&[()], ROUNDS, |(), _| {
         let job = |number: usize| {
             let id = format!("{}.srv", 6500 + number);
-            Job::named(&run.place, run.gpu(), &id)?.that_shares()
+            Job::named(&run.place, run.gpu(), &id)?.under("shared.toml", "shared_gpus = true\n")
         };
         let jobs = (0..=MEMBERS).map(job).collect::<Result<Vec<_>>>()?;
         let begins = jobs

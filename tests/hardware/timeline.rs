@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::result::Section;
 use crate::site::Run;
 use crate::slurm;
-use crate::watch::{Mark, Seen, Watch};
+use crate::watch::{Mark, Watch};
 
 const ROUNDS: usize = 5;
 const SRUN: Duration = Duration::from_secs(60);
@@ -30,8 +30,6 @@ const NOISE: [&str; 5] = [
     "User did not send valid credentials",
     "To connect CUDA applications",
 ];
-/// How many places of NVIDIA's programs are reported.
-const PLACES: usize = 12;
 /// Longest name in a picture.
 const NAME: usize = 46;
 
@@ -40,7 +38,7 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 
 /// A begin and an end, what was seen of them, and the command's output.
 struct Life {
-    seen: Seen,
+    marks: Vec<Mark>,
     /// When the end was begun, milliseconds since the watch began.
     end: f64,
     first_kernel: Option<f64>,
@@ -137,7 +135,7 @@ fn by_hand(run: &Run, pause: Duration) -> Result<Life> {
     let end = now(&watch);
     daemon.quit()?;
     Ok(Life {
-        seen: watch.stop()?,
+        marks: watch.stop()?,
         end,
         first_kernel: None,
     })
@@ -151,7 +149,7 @@ fn job(run: &Run) -> Result<Life> {
     let end = now(&watch);
     job.epilogue()?.success()?;
     Ok(Life {
-        seen: watch.stop()?,
+        marks: watch.stop()?,
         end,
         first_kernel: None,
     })
@@ -177,7 +175,7 @@ fn srun(run: &Run, bed: &Bed, user: &User, tasks: &[&str]) -> Result<Life> {
         Some(last.map_or(end, |last| last.max(end)))
     });
     Ok(Life {
-        seen: watch.stop()?,
+        marks: watch.stop()?,
         end,
         first_kernel: last.map(|last| rounded((last - began) * 1e3)),
     })
@@ -195,7 +193,7 @@ fn ended(marks: &[Mark], program: &str) -> Option<f64> {
 
 /// When `quit` was sent. By hand no log is read, and it is sent first.
 fn quit(life: &Life) -> f64 {
-    let said = life.seen.marks.iter().rfind(|mark| mark.what == "Cmd:quit");
+    let said = life.marks.iter().rfind(|mark| mark.what == "Cmd:quit");
     said.map_or(life.end, |mark| mark.at)
 }
 
@@ -203,7 +201,7 @@ fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<
     let since_quit = |program| {
         let ends = lives
             .iter()
-            .filter_map(|life| Some(ended(&life.seen.marks, program)? - quit(life)));
+            .filter_map(|life| Some(ended(&life.marks, program)? - quit(life)));
         ends.map(rounded).collect::<Vec<f64>>()
     };
     section.times(&format!("{name}_server_ends_ms"), &since_quit(SERVER));
@@ -211,7 +209,7 @@ fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<
     let Some(life) = lives.last() else {
         return Ok(());
     };
-    let mut marks = life.seen.marks.clone();
+    let mut marks = life.marks.clone();
     marks.retain(|mark| !NOISE.iter().any(|noise| mark.what.starts_with(noise)));
     let mark = |at, who: &str, what: &str| Mark {
         at,
@@ -238,25 +236,6 @@ fn tell(section: &mut Section, run: &Run, name: &str, lives: &[Life]) -> Result<
     section.fact(
         &format!("{name}_marks"),
         lines.collect::<Vec<_>>().join("\n"),
-    );
-    let about = life
-        .seen
-        .about
-        .iter()
-        .map(|(who, about)| format!("{who}: {about}"));
-    section.fact(
-        &format!("{name}_processes"),
-        about.collect::<Vec<_>>().join("\n"),
-    );
-    let mut stood: Vec<_> = life.seen.stood.iter().collect();
-    stood.sort_by(|one, other| other.1.total_cmp(one.1));
-    let stood = stood
-        .iter()
-        .take(PLACES)
-        .map(|(place, ms)| format!("{ms:8.1} {place}"));
-    section.fact(
-        &format!("{name}_stood"),
-        stood.collect::<Vec<_>>().join("\n"),
     );
     run.keep(
         &format!("timeline-{}.svg", name.replace('_', "-")),
@@ -305,15 +284,11 @@ mod tests {
             mark(390.0, SERVER, "has ended (8)"),
             mark(391.0, CONTROL, "has ended (6)"),
         ];
-        let seen = Seen {
-            marks,
-            ..Seen::default()
-        };
-        assert_eq!(ended(&seen.marks, CONTROL), Some(391.0));
-        assert_eq!(ended(&seen.marks, "mpsd"), None);
-        assert!(picture("a_job", &seen.marks).contains("90.0"));
+        assert_eq!(ended(&marks, CONTROL), Some(391.0));
+        assert_eq!(ended(&marks, "mpsd"), None);
+        assert!(picture("a_job", &marks).contains("90.0"));
         let life = Life {
-            seen,
+            marks,
             end: 290.0,
             first_kernel: None,
         };

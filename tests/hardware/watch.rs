@@ -1,5 +1,5 @@
 //! Watches a begin or an end from outside: when the processes start and end, when root writes which
-//! file, what NVIDIA's log says, and in which kernel functions NVIDIA's processes wait.
+//! file, and what NVIDIA's log says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -28,11 +28,6 @@ const PROGRAMS: [&str; 8] = [
     "cuda-load",
     "srun",
 ];
-/// Their end takes long, so it counts where they wait.
-const VENDOR: &str = "nvidia-cuda-mps";
-/// How many innermost functions of a stack are reported.
-const FRAMES: usize = 3;
-
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
     /// Milliseconds since the watch began.
@@ -41,20 +36,10 @@ pub struct Mark {
     pub what: String,
 }
 
-#[derive(Debug, Default)]
-pub struct Seen {
-    pub marks: Vec<Mark>,
-    /// Milliseconds in which a thread of NVIDIA's programs was there, by program, state and
-    /// innermost functions.
-    pub stood: BTreeMap<String, f64>,
-    /// Group, priority and processors of each of NVIDIA's processes.
-    pub about: BTreeMap<String, String>,
-}
-
 pub struct Watch {
     pub began: Instant,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Seen>>,
+    thread: JoinHandle<Result<Vec<Mark>>>,
 }
 
 impl Watch {
@@ -73,7 +58,7 @@ impl Watch {
                 thread::sleep(EVERY);
             }
             watcher.look()?;
-            Ok(watcher.seen)
+            Ok(watcher.marks)
         });
         Self {
             began,
@@ -82,10 +67,10 @@ impl Watch {
         }
     }
 
-    pub fn stop(self) -> Result<Seen> {
+    pub fn stop(self) -> Result<Vec<Mark>> {
         self.stop.store(true, Ordering::Relaxed);
         match self.thread.join() {
-            Ok(seen) => seen,
+            Ok(marks) => marks,
             Err(_) => bail!("the watch panicked"),
         }
     }
@@ -93,48 +78,41 @@ impl Watch {
 
 struct Watcher {
     began: Instant,
-    seen: Seen,
+    marks: Vec<Mark>,
     /// Known processes, with their names as soon as they have one.
     processes: BTreeMap<i32, (Instant, Option<String>)>,
     files: Inotify,
     directories: Vec<(WatchDescriptor, PathBuf)>,
     logs: BTreeMap<PathBuf, (File, String)>,
-    last: Instant,
 }
 
 impl Watcher {
     fn new(began: Instant, run: &Path) -> Result<Self> {
         let mut watcher = Self {
             began,
-            seen: Seen::default(),
+            marks: Vec::new(),
             processes: BTreeMap::new(),
             files: Inotify::init(InitFlags::IN_NONBLOCK)?,
             directories: Vec::new(),
             logs: BTreeMap::new(),
-            last: began,
         };
         // Older processes: their ends are marks, their starts are not.
         watcher.find_processes(true);
         watcher.watch(run);
-        watcher.seen.marks.clear();
+        watcher.marks.clear();
         Ok(watcher)
     }
 
     fn mark(&mut self, who: &str, what: String) {
         let at = milliseconds(self.began.elapsed());
         let who = who.to_owned();
-        self.seen.marks.push(Mark { at, who, what });
+        self.marks.push(Mark { at, who, what });
     }
 
     fn look(&mut self) -> Result<()> {
         self.find_processes(false);
         self.read_files();
-        self.read_logs()?;
-        let now = Instant::now();
-        let passed = milliseconds(now - self.last);
-        self.last = now;
-        self.sample(passed);
-        Ok(())
+        self.read_logs()
     }
 
     fn find_processes(&mut self, all_old: bool) {
@@ -148,9 +126,6 @@ impl Watcher {
             }
             if let Some(name) = name(*pid) {
                 known.1 = Some(name.clone());
-                if name.starts_with(VENDOR) {
-                    self.seen.about.insert(format!("{name} {pid}"), about(*pid));
-                }
                 self.mark(&name, format!("starts ({pid})"));
             }
         }
@@ -248,27 +223,6 @@ impl Watcher {
         }
         Ok(())
     }
-
-    fn sample(&mut self, passed: f64) {
-        for (pid, (_, name)) in &self.processes {
-            let Some(name) = name.as_ref().filter(|name| name.starts_with(VENDOR)) else {
-                continue;
-            };
-            let threads = fs::read_dir(format!("/proc/{pid}/task"))
-                .into_iter()
-                .flatten()
-                .flatten();
-            for thread in threads {
-                if let Some(place) = place(&thread.path()) {
-                    *self
-                        .seen
-                        .stood
-                        .entry(format!("{name}: {place}"))
-                        .or_default() += passed;
-                }
-            }
-        }
-    }
 }
 
 /// A process of one of [`PROGRAMS`]: its name and its first argument.
@@ -288,53 +242,6 @@ fn is_zombie(pid: i32) -> bool {
     stat.rsplit(") ")
         .next()
         .is_some_and(|rest| rest.starts_with(['Z', 'X']))
-}
-
-fn about(pid: i32) -> String {
-    let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let stat = file("stat");
-    let after = stat.rsplit(") ").next().unwrap_or_default().to_owned();
-    // Field 19 of the whole line, see proc(5).
-    let nice = after.split(' ').nth(16).unwrap_or("?");
-    let status = file("status");
-    let cpus = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    let group = file("cgroup").trim().replace('\n', " ");
-    format!(
-        "group {group}, nice {nice}, CPUs {}",
-        cpus.unwrap_or("?").trim()
-    )
-}
-
-/// State and innermost functions of a thread that works or waits in the driver. A sleep until the
-/// next request is neither.
-fn place(thread: &Path) -> Option<String> {
-    let stat = fs::read_to_string(thread.join("stat")).ok()?;
-    let state = stat.rsplit(") ").next()?.chars().next()?;
-    let stack = fs::read_to_string(thread.join("stack")).unwrap_or_default();
-    let frames = stack
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(1));
-    let frames: Vec<&str> = frames
-        .map(|frame| frame.split('+').next().unwrap_or(frame))
-        .take(FRAMES)
-        .collect();
-    let waits = [
-        "futex",
-        "poll",
-        "pipe_read",
-        "unix_stream",
-        "accept",
-        "do_wait",
-        "hrtimer",
-        "epoll",
-    ];
-    let idle = state == 'S'
-        && frames
-            .iter()
-            .any(|frame| waits.iter().any(|wait| frame.contains(wait)));
-    (!idle && state != 'Z').then(|| format!("{state} {}", frames.join(" < ")))
 }
 
 #[cfg(test)]
@@ -363,13 +270,13 @@ mod tests {
         .unwrap();
         child.wait().unwrap();
         thread::sleep(Duration::from_millis(50));
-        let seen = watch.stop().unwrap();
+        let marks = watch.stop().unwrap();
         let own = format!("({})", child.id());
         // It also sees processes of other tests.
         let is_of_test = |mark: &&Mark| {
             ["files", "NVIDIA's log"].contains(&&*mark.who) || mark.what.ends_with(&own)
         };
-        let said = seen.marks.iter().filter(is_of_test);
+        let said = marks.iter().filter(is_of_test);
         let said: Vec<String> = said
             .map(|mark| format!("{}: {}", mark.who, mark.what))
             .collect();
@@ -381,7 +288,7 @@ mod tests {
             format!("mps-prologue: has ended {own}"),
         ];
         assert_eq!(said, expected);
-        let times: Vec<f64> = seen.marks.iter().map(|mark| mark.at).collect();
+        let times: Vec<f64> = marks.iter().map(|mark| mark.at).collect();
         assert!(times.is_sorted(), "{times:?}");
     }
 }

@@ -8,6 +8,7 @@ pub mod floor;
 pub mod fuse;
 pub mod fuzzing;
 pub mod mom;
+pub mod orders;
 pub mod place;
 pub mod samples;
 pub mod scarcity;

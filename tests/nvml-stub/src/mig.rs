@@ -51,9 +51,6 @@ pub fn handle(device: Out<Device>, uuid: &str) -> Result<(), Return> {
 extern "C" fn nvmlDeviceGetMigMode(device: Device, now: Out<c_uint>, next: Out<c_uint>) -> Return {
     answer(|| {
         let (_, gpu, _) = gpu(device)?;
-        if !gpu.mig_capable {
-            return Err(NOT_SUPPORTED);
-        }
         let on = c_uint::from(!gpu.mig.is_empty());
         put(now, on)?;
         put(next, on)

@@ -2,23 +2,21 @@
 //! and removes all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use anyhow::{Context, Result, bail, ensure};
+use mpsd_sys::signals::{Signals, start_fresh};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use serde_json::Value;
 use tests::double::remove_cgroup;
-use tests::slurm::{Process, Reply, Request};
+use tests::orders;
+use tests::slurm::{Process, Request};
 
 /// How long a daemon may take after SIGTERM in the teardown.
 const TERM_WAIT: Duration = Duration::from_secs(6);
@@ -36,108 +34,47 @@ struct Warden {
 
 fn main() -> Result<()> {
     nix::sys::prctl::set_child_subreaper(true).context("cannot become a child subreaper")?;
-    let mut signals = SigSet::empty();
-    for signal in [
-        Signal::SIGCHLD,
-        Signal::SIGTERM,
-        Signal::SIGINT,
-        Signal::SIGHUP,
-    ] {
-        signals.add(signal);
-    }
-    signals.thread_block()?;
-    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    let signals = Signals::block(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
     let mut warden = Warden::default();
-    if let Err(error) = serve(&mut warden, &signals) {
+    let turn = |warden: &mut Warden| {
+        warden.reap();
+        matches!(signals.read(), Ok(None))
+    };
+    if let Err(error) = orders::obey(&mut warden, turn, Warden::obey) {
         eprintln!("slurm-warden: {error:#}");
     }
     let forced = warden.teardown();
     // The test process may be gone and not read this; that is no failure.
-    let _ = say(&Reply::Ended(forced));
+    let _ = orders::say(&forced);
     Ok(())
 }
 
-fn serve(warden: &mut Warden, signals: &SignalFd) -> Result<()> {
-    let mut stdin = std::io::stdin().lock();
-    let mut pending = Vec::new();
-    loop {
-        let mut ends = [
-            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut ends, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => bail!("poll failed: {error}"),
-        }
-        let readable = ends[1].any().unwrap_or(false);
-        while let Some(signal) = signals.read_signal()? {
-            if signal.ssi_signo != Signal::SIGCHLD as u32 {
-                return Ok(());
-            }
-        }
-        warden.reap();
-        if !readable {
-            continue;
-        }
-        let mut buffer = [0; 4096];
-        let count = stdin.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(());
-        }
-        pending.extend_from_slice(&buffer[..count]);
-        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            let request = serde_json::from_slice(&line).context("bad request")?;
-            let reply = warden
-                .answer(request)
-                .unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
-            say(&reply)?;
-        }
-    }
-}
-
-fn say(reply: &Reply) -> Result<()> {
-    let mut line = serde_json::to_string(reply)?;
-    line.push('\n');
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(line.as_bytes())?;
-    Ok(stdout.flush()?)
-}
-
 impl Warden {
-    fn answer(&mut self, request: Request) -> Result<Reply> {
+    fn obey(&mut self, request: Request) -> Result<Value> {
         match request {
             Request::Start { argv, env, log } => {
                 let pid = start(&argv, &env, &log)?;
                 self.ended.remove(&pid);
                 self.daemons.push(pid);
-                Ok(Reply::Started(pid))
+                return Ok(pid.into());
             }
             Request::Stop { pid, wait_ms } => {
-                if !self.daemons.contains(&pid) {
-                    bail!("pid {pid} is no daemon of this bed");
-                }
-                let killed = self.stop(pid, Duration::from_millis(wait_ms))?;
+                ensure!(
+                    self.daemons.contains(&pid),
+                    "pid {pid} is no daemon of this bed"
+                );
+                self.stop(pid, Duration::from_millis(wait_ms))?;
                 self.daemons.retain(|&daemon| daemon != pid);
-                Ok(Reply::Stopped { killed })
             }
-            Request::Remove { path } => {
-                self.directories.push(path);
-                Ok(Reply::Done)
-            }
-            Request::RemoveCgroup { path } => {
-                self.cgroups.push(path);
-                Ok(Reply::Done)
-            }
+            Request::Remove { path } => self.directories.push(path),
+            Request::RemoveCgroup { path } => self.cgroups.push(path),
             Request::Client { pid, start } => {
                 // Forgets those that are gone, so that the list stays short.
-                self.clients.retain(|&(pid, start)| {
-                    Process::read(pid).is_some_and(|process| process.start == start)
-                });
+                self.clients.retain(is_the_same);
                 self.clients.push((pid, start));
-                Ok(Reply::Done)
             }
         }
+        Ok(Value::Null)
     }
 
     fn reap(&mut self) {
@@ -187,10 +124,8 @@ impl Warden {
 
     fn teardown(&mut self) -> Vec<String> {
         let mut forced = Vec::new();
-        for &(pid, start) in &self.clients {
-            if Process::read(pid).is_some_and(|process| process.start == start) {
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
+        for (pid, _) in self.clients.iter().filter(|client| is_the_same(client)) {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead
         // controller for minutes. So it ends the daemons first, then what has become this process's
@@ -251,6 +186,10 @@ impl Warden {
     }
 }
 
+fn is_the_same((pid, start): &(i32, u64)) -> bool {
+    Process::read(*pid).is_some_and(|process| process.start == *start)
+}
+
 fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<i32> {
     let program = argv.first().context("empty command")?;
     let output = OpenOptions::new()
@@ -264,18 +203,14 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
         .env_clear()
         .envs(env)
         .current_dir("/")
-        .stdin(Stdio::from(File::open("/dev/null")?))
+        .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
         .process_group(0);
-    // A child inherits the mask, and slurmd would then ignore SIGTERM. The next reap() makes up for
-    // a SIGCHLD that is lost meanwhile.
-    let blocked = SigSet::thread_get_mask()?;
-    SigSet::empty().thread_set_mask()?;
+    start_fresh(&mut command);
     let child = command.spawn();
-    let child = child.with_context(|| format!("cannot start '{program}'"));
-    blocked.thread_set_mask()?;
-    Ok(child?.id().cast_signed())
+    let child = child.with_context(|| format!("cannot start '{program}'"))?;
+    Ok(child.id().cast_signed())
 }
 
 /// Unmounts what is mounted in `directory`, deepest first, and removes it.

@@ -71,8 +71,6 @@ pub struct Gpu {
     pub caps: Vec<PathBuf>,
     /// Of a MIG device: its part of the compute slices.
     pub slices: Option<u32>,
-    /// Whether this product knows MIG at all.
-    pub mig_capable: bool,
     /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
     pub fault: String,
     /// What the driver counts of it; `None`: it has no such call.
@@ -269,7 +267,6 @@ impl Default for Gpu {
             mig: Vec::new(),
             caps: Vec::new(),
             slices: None,
-            mig_capable: true,
             fault: String::new(),
             counts: None,
         }

@@ -1,5 +1,4 @@
-//! A test's orders to the agent inside a simulated node, and the agent's answers: one line of JSON
-//! each.
+//! A test's orders to the agent inside a simulated node.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,8 +10,10 @@ pub fn variables(rows: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Start a process and, unless it is left in the background, wait for its end.
+    /// Start a process, and wait for its end.
     Run(Box<Run>),
+    /// Start a process.
+    Start(Box<Run>),
     Wait {
         pid: i32,
         limit_ms: u64,
@@ -57,13 +58,10 @@ pub struct Run {
     pub output_of: Option<u32>,
     pub leaked: Vec<i32>,
     pub session: bool,
-    /// SIGHUP is ignored (OpenPBS).
-    pub ignore_hangup: bool,
     pub in_mom: bool,
     /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A
     /// missing script is success.
     pub checked: bool,
-    pub background: bool,
     pub limit_ms: u64,
     /// Which processes are killed at the limit.
     pub at_limit: Victims,
@@ -75,7 +73,6 @@ pub struct Run {
 pub enum Stream {
     #[default]
     Null,
-    Closed,
     File(String),
     Terminal,
 }
@@ -87,18 +84,6 @@ pub enum Victims {
     Process,
     Session,
     Group,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Answer {
-    Started(i32),
-    Ended(Ended),
-    /// Text of a file; `None`: no such file.
-    Text(Option<String>),
-    Bool(bool),
-    Snapshot(Snapshot),
-    Done,
-    Failed(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,7 +18,7 @@ use super::host::{
 use super::look::Snapshot;
 use super::options::Options;
 use super::users::{Pair, User};
-use super::warden::{Reply, Request, WARDEN, Warden};
+use super::warden::{Request, WARDEN, Warden};
 use crate::child::Ran;
 
 /// The parent of the bed's directory: everybody may pass, and only root owns it and all above. Not
@@ -59,15 +59,15 @@ impl Bed {
         let users = Pair::take()?;
         let warden = Warden::start(&program_beside(WARDEN)?)?;
         let dir = fresh_directory(BASE)?;
-        warden.ask(&Request::Remove { path: dir.clone() })?;
+        warden.tell(&Request::Remove { path: dir.clone() })?;
         let run = fresh_directory(RUN_BASE)?;
-        warden.ask(&Request::Remove { path: run.clone() })?;
+        warden.tell(&Request::Remove { path: run.clone() })?;
         let nodes: Vec<String> = (1..=options.nodes)
             .map(|index| options.node(index))
             .collect();
         let cgroup = fresh_cgroup(&run, &nodes);
         if let Some(path) = &cgroup {
-            warden.ask(&Request::RemoveCgroup { path: path.clone() })?;
+            warden.tell(&Request::RemoveCgroup { path: path.clone() })?;
         }
         if options
             .slurm_lines
@@ -75,7 +75,7 @@ impl Bed {
             .any(|line| line.ends_with("/cgroup"))
         {
             for path in cgroups_of_slurmd(&nodes) {
-                warden.ask(&Request::RemoveCgroup { path })?;
+                warden.tell(&Request::RemoveCgroup { path })?;
             }
         }
         let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
@@ -294,11 +294,8 @@ impl Bed {
         let pid = lock(&self.daemons)
             .remove(node)
             .with_context(|| format!("slurmd of '{node}' does not run"))?;
-        self.warden.ask(&Request::Stop {
-            pid,
-            wait_ms: 10_000,
-        })?;
-        Ok(())
+        let wait_ms = 10_000;
+        self.warden.tell(&Request::Stop { pid, wait_ms })
     }
 
     pub fn daemon(&self, name: &str) -> Option<i32> {
@@ -312,13 +309,9 @@ impl Bed {
         env: BTreeMap<String, String>,
     ) -> Result<()> {
         let log = self.dir.join("log").join(format!("{name}.out"));
-        match self.warden.ask(&Request::Start { argv, env, log })? {
-            Reply::Started(pid) => {
-                lock(&self.daemons).insert(name.to_owned(), pid);
-                Ok(())
-            }
-            other => bail!("the warden answered {other:?}"),
-        }
+        let pid = self.warden.ask(&Request::Start { argv, env, log })?;
+        lock(&self.daemons).insert(name.to_owned(), pid);
+        Ok(())
     }
 
     fn make_devices(&self) -> Result<()> {
@@ -354,7 +347,7 @@ impl Bed {
     fn make_mount_points(&self) -> Result<()> {
         for path in USUAL_PLACES.map(PathBuf::from) {
             if !path.exists() {
-                self.warden.ask(&Request::Remove { path: path.clone() })?;
+                self.warden.tell(&Request::Remove { path: path.clone() })?;
                 fs::create_dir(&path)?;
             }
         }

@@ -154,7 +154,7 @@ impl Client {
         }
         let client = Client(Running::start(&mut command, "")?);
         if let Some(Process { pid, start, .. }) = Process::read(client.pid()) {
-            warden.ask(&Request::Client { pid, start })?;
+            warden.tell(&Request::Client { pid, start })?;
         }
         Ok(client)
     }

@@ -53,4 +53,4 @@ pub use simulated::{
 };
 pub use state::NodeState;
 pub use users::{User, most_beds};
-pub use warden::{Reply, Request, WARDEN, Warden};
+pub use warden::Request;

@@ -1,95 +1,64 @@
-//! The agent: one order a line on standard input, one answer a line on standard output.
+//! The agent: what it does by the test's orders.
 
 use crate::root::LAYER;
 use crate::running::{Running, processes};
-use anyhow::Result;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tests::mom::wire::{Answer, Order, Snapshot};
+use tests::mom::wire::{Order, Snapshot};
+use tests::orders;
 
 /// Longest wait for a process without a time limit of its own.
 const LONGEST: Duration = Duration::from_secs(120);
-const IDLE_MS: u16 = 10;
 
 pub fn serve(cgroups: &str) -> Result<()> {
-    let running = &mut Running::new(mom_cgroup(cgroups));
-    let mut input = std::io::stdin().lock();
-    let mut text: Vec<u8> = Vec::new();
-    let mut block = [0_u8; 65536];
-    loop {
-        let mut fds = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
-        let ready = poll(&mut fds, PollTimeout::from(IDLE_MS)).unwrap_or(0) > 0;
+    let turn = |running: &mut Running| {
         running.reap();
-        if !ready {
-            continue;
-        }
-        let count = input.read(&mut block)?;
-        if count == 0 {
-            return Ok(());
-        }
-        text.extend_from_slice(&block[..count]);
-        while let Some(end) = text.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = text.drain(..=end).collect();
-            let order: Order = serde_json::from_slice(&line)?;
-            let answer = obey(running, order).unwrap_or_else(Answer::Failed);
-            let mut output = std::io::stdout().lock();
-            writeln!(output, "{}", serde_json::to_string(&answer)?)?;
-            output.flush()?;
-        }
-    }
+        true
+    };
+    orders::obey(&mut Running::new(mom_cgroup(cgroups)), turn, obey)
 }
 
-fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
-    match order {
-        Order::Run(run) => {
-            let background = run.background;
-            match running.start(*run) {
-                Ok(pid) if background => Ok(Answer::Started(pid)),
-                Ok(pid) => Ok(Answer::Ended(running.wait(pid, LONGEST))),
-                Err(Ok(ended)) => Ok(Answer::Ended(ended)),
-                Err(Err(why)) => Err(why),
-            }
-        }
-        Order::Wait { pid, limit_ms } => Ok(Answer::Ended(
-            running.wait(pid, Duration::from_millis(limit_ms)),
-        )),
+fn obey(running: &mut Running, order: Order) -> Result<Value> {
+    Ok(match order {
+        Order::Start(run) => json!(running.start(*run)?),
+        Order::Run(run) => json!(match running.start(*run)? {
+            Ok(pid) => running.wait(pid, LONGEST),
+            Err(ended) => ended,
+        }),
+        Order::Wait { pid, limit_ms } => json!(running.wait(pid, Duration::from_millis(limit_ms))),
         Order::Signal { pid, signal } => {
-            let signal = Signal::try_from(signal).map_err(|e| e.to_string())?;
-            kill(Pid::from_raw(pid), signal).map_err(|e| format!("process {pid}: {e}"))?;
-            Ok(Answer::Done)
+            let signal = Signal::try_from(signal)?;
+            json!(kill(Pid::from_raw(pid), signal).with_context(|| format!("process {pid}"))?)
         }
         Order::KillMom => {
-            let cgroup = running.cgroup().ok_or("no cgroup for the mom")?.to_owned();
-            kill_cgroup(&cgroup, running).map(|()| Answer::Done)
+            let cgroup = running.cgroup().context("no cgroup for the mom")?;
+            let cgroup = cgroup.to_owned();
+            json!(kill_cgroup(&cgroup, running)?)
         }
-        Order::Held { pid } => running.is_held(pid).map(Answer::Bool),
+        Order::Held { pid } => json!(running.is_held(pid)?),
         Order::Read { path } => {
             let text = fs::read(&path).ok();
-            Ok(Answer::Text(
-                text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-            ))
+            json!(text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
         }
         Order::Write { path, text, mode } => {
             let file = Path::new(&path);
             let parent = file.parent().unwrap_or(Path::new("/"));
-            fs::create_dir_all(parent)
+            let written = fs::create_dir_all(parent)
                 .and_then(|()| fs::write(file, text))
-                .and_then(|()| fs::set_permissions(file, fs::Permissions::from_mode(mode)))
-                .map_err(|e| format!("'{path}': {e}"))?;
-            Ok(Answer::Done)
+                .and_then(|()| fs::set_permissions(file, fs::Permissions::from_mode(mode)));
+            json!(written.with_context(|| path.clone())?)
         }
         Order::Snapshot => {
             running.reap();
-            Ok(Answer::Snapshot(snapshot()))
+            json!(snapshot())
         }
-    }
+    })
 }
 
 /// The mom's unit in systemd's cgroups: in the unified hierarchy if there is one, else in its named
@@ -102,7 +71,7 @@ fn mom_cgroup(cgroups: &str) -> Option<String> {
 
 /// Sends SIGKILL to all of it until it is empty. Processes that end meanwhile are reaped as usual,
 /// so that no status is lost.
-fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
+fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         let text = fs::read_to_string(format!("{cgroup}/cgroup.procs")).unwrap_or_default();
@@ -118,7 +87,7 @@ fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(5));
         running.reap();
     }
-    Err(format!("'{cgroup}' is not empty"))
+    bail!("'{cgroup}' is not empty")
 }
 
 fn snapshot() -> Snapshot {

@@ -53,13 +53,8 @@ pub fn become_program(order: &str) -> Result<()> {
 }
 
 fn execute(run: &Run) -> Result<()> {
-    let mut argv = run.argv.clone();
-    let mut program = run.program.clone().unwrap_or_else(|| argv[0].clone());
-    if run.ignore_hangup {
-        let ignore = ["env".to_owned(), "--ignore-signal=HUP".to_owned(), program];
-        argv.splice(0..1, ignore);
-        program = "/usr/bin/env".to_owned();
-    }
+    let argv = run.argv.clone();
+    let program = run.program.as_ref().unwrap_or(&argv[0]).clone();
     let texts = |words: Vec<String>| {
         words
             .into_iter()
@@ -113,24 +108,14 @@ fn leak(launch: &Launch) -> Result<()> {
 /// The three standard descriptors. Ours are no longer needed.
 fn streams(launch: &Launch) -> Result<()> {
     let run = &launch.run;
-    match &run.stdin {
-        Stream::Closed => close(0)?,
-        other => dup2_stdin(opened(other, launch, false)?)?,
-    }
-    match &run.stdout {
-        Stream::Closed => close(1)?,
-        other => dup2_stdout(opened(other, launch, true)?)?,
-    }
-    match &run.stderr {
-        Stream::Closed => close(2)?,
-        other => dup2_stderr(opened(other, launch, true)?)?,
-    }
-    Ok(())
+    dup2_stdin(opened(&run.stdin, launch, false)?)?;
+    dup2_stdout(opened(&run.stdout, launch, true)?)?;
+    Ok(dup2_stderr(opened(&run.stderr, launch, true)?)?)
 }
 
 fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
     let path = match stream {
-        Stream::Null | Stream::Closed => "/dev/null",
+        Stream::Null => "/dev/null",
         // Without O_NOCTTY, the session's leader gets it as its controlling terminal.
         Stream::Terminal => launch.terminal.as_ref().context("no terminal")?,
         Stream::File(path) if write => {

@@ -2,6 +2,7 @@
 //! zombie would look alive.
 
 use crate::launch::Launch;
+use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -44,10 +45,12 @@ impl Running {
         self.cgroup.as_deref()
     }
 
-    /// Starts a process; `Err(Ok(..))` if the mom would not start it.
-    pub fn start(&mut self, run: Run) -> Result<i32, Result<Ended, String>> {
-        if run.checked {
-            check(&run.argv[0]).map_err(Ok)?;
+    /// Starts a process; `Ok(Err(..))` if the mom would not start it.
+    pub fn start(&mut self, run: Run) -> Result<Result<i32, Ended>> {
+        if run.checked
+            && let Err(ended) = check(&run.argv[0])
+        {
+            return Ok(Err(ended));
         }
         let mut launch = Launch {
             passed: Vec::new(),
@@ -57,27 +60,25 @@ impl Running {
         };
         let (mut readers, mut writers) = (Vec::new(), Vec::new());
         for _ in &run.leaked {
-            let (reader, writer) = pipe().map_err(|e| Err(format!("pipe: {e}")))?;
+            let (reader, writer) = pipe().context("pipe")?;
             launch.passed.push(writer.as_raw_fd());
             readers.push(reader);
             writers.push(writer);
         }
         if [&run.stdin, &run.stdout, &run.stderr].contains(&&Stream::Terminal) {
-            launch.terminal = Some(self.terminal().map_err(Err)?);
+            launch.terminal = Some(self.terminal()?);
         }
         if run.in_mom {
             launch.cgroup.clone_from(&self.cgroup);
         }
-        let order = serde_json::to_string(&launch).map_err(|e| Err(e.to_string()))?;
+        let order = serde_json::to_string(&launch)?;
         let mut command = Command::new("/proc/self/exe");
         command
             .args(["exec", &order])
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let child = command
-            .spawn()
-            .map_err(|e| Err(format!("cannot start a process: {e}")))?;
+        let child = command.spawn().context("cannot start a process")?;
         let pid = child.id().cast_signed();
         let held = Held {
             run,
@@ -86,7 +87,7 @@ impl Running {
             writers,
         };
         self.held.insert(pid, held);
-        Ok(pid)
+        Ok(Ok(pid))
     }
 
     /// Waits for a process until its own time limit, or for `limit`. A tick counts by its nominal
@@ -152,8 +153,8 @@ impl Running {
     }
 
     /// Whether any process but the mom still holds what it passed to `pid`, the terminal included.
-    pub fn is_held(&mut self, pid: i32) -> Result<bool, String> {
-        let held = self.held.get_mut(&pid).ok_or("no such process")?;
+    pub fn is_held(&mut self, pid: i32) -> Result<bool> {
+        let held = self.held.get_mut(&pid).context("no such process")?;
         held.writers.clear();
         let mut open = false;
         for reader in &held.readers {
@@ -166,12 +167,12 @@ impl Running {
         Ok(open)
     }
 
-    fn terminal(&mut self) -> Result<String, String> {
+    fn terminal(&mut self) -> Result<String> {
         if self.terminal.is_none() {
-            self.terminal = Some(openpty(None, None).map_err(|e| format!("pty: {e}"))?);
+            self.terminal = Some(openpty(None, None).context("pty")?);
         }
-        let terminal = self.terminal.as_ref().ok_or("no pty")?;
-        let name = ttyname(&terminal.slave).map_err(|e| format!("pty: {e}"))?;
+        let terminal = self.terminal.as_ref().context("no pty")?;
+        let name = ttyname(&terminal.slave).context("pty")?;
         Ok(name.display().to_string())
     }
 }
@@ -185,17 +186,17 @@ fn sigkill_group(group: i32) {
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
 }
 
-fn hung_up(reader: &OwnedFd) -> Result<bool, String> {
+fn hung_up(reader: &OwnedFd) -> Result<bool> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;
     let mut fds = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).map_err(|e| e.to_string())?;
+    poll(&mut fds, PollTimeout::ZERO)?;
     let events = fds[0].revents();
     Ok(events.is_some_and(|events| events.contains(PollFlags::POLLHUP)))
 }
 
 /// What pbs_mom demands before it runs a script (`stat`, so a link to a good file is good).
-fn check(path: &str) -> Result<(), Ended> {
+fn check(path: &str) -> std::result::Result<(), Ended> {
     let Ok(about) = fs::metadata(path) else {
         return Err(Ended::NoScript);
     };
