@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::tests::child;
 use ::tests::scripts::batch::Place;
 use ::tests::scripts::{Outcome, Script};
-use ::tests::slurm::{Bed, Options, User};
+use ::tests::slurm::{Bed, Options, Process, User, processes};
 use anyhow::{Context as _, Result};
 
 use crate::result::Section;
@@ -130,9 +130,8 @@ fn one(
 }
 
 fn daemon_runs() -> bool {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut names = entries.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
-    names.any(|name| name.starts_with("nvidia-cuda-mps"))
+    let is_daemon = |process: &Process| process.name.starts_with("nvidia-cuda-mps");
+    processes().iter().any(is_daemon)
 }
 
 fn compare(

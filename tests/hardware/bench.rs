@@ -337,13 +337,13 @@ fn live(run: &Run, side: &Side, round: usize) -> Result<Life> {
 
 fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml, rest: Duration) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
-        let start = || Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0);
+        let start = || place.daemon(&gpu.uuid, &format!("floor{number}"));
         Ok((gpu, with_nvml(nvml, || look_at(place, gpu), start)?))
     })?;
     child::pause(rest)?;
     each(started, |(gpu, daemon)| {
         let ready = milliseconds(daemon.ready);
-        let quit = with_nvml(nvml, || look_at(place, gpu), || Ok(daemon.quit()?.0))?;
+        let quit = with_nvml(nvml, || look_at(place, gpu), || daemon.quit())?;
         Ok([ready, milliseconds(quit)])
     })
 }

@@ -131,14 +131,7 @@ pub fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<T
     let ran = bed.srun(user, &words, SRUN)?.success()?;
     // `srun` returns before the epilog has run, and the next job would wait for the epilog.
     bed.wait_idle(SRUN)?;
-    let clients = ran.stdout.lines().filter(|line| line.starts_with('{'));
-    let ends = clients.map(|line| {
-        let client: Value = serde_json::from_str(line)?;
-        client["first_at"]
-            .as_f64()
-            .context("a client without 'first_at'")
-    });
-    let ends = ends.collect::<Result<Vec<f64>>>()?;
+    let ends = ends(&ran.stdout);
     ensure!(
         ends.len() == row.ranks,
         "{} clients: {}",
@@ -149,22 +142,26 @@ pub fn one(run: &Run, bed: &Bed, user: &User, row: &Row, flag: &str) -> Result<T
     Ok([rounded((last - began) * 1e3), ran.ms()])
 }
 
+/// When the first kernel of each client of `cuda-load` had ended, seconds since 1970.
+pub fn ends(said: &str) -> Vec<f64> {
+    let clients = said.lines().filter_map(|line| {
+        let client: Value = serde_json::from_str(line).ok()?;
+        client["first_at"].as_f64()
+    });
+    clients.collect()
+}
+
 fn name_of(ranks: usize, gpus: usize) -> String {
-    let ranks = if ranks == 1 {
-        "1 rank".to_owned()
-    } else {
-        format!("{ranks} ranks")
-    };
-    let gpus = if gpus == 1 {
-        "1 GPU".to_owned()
-    } else {
-        format!("{gpus} GPUs")
-    };
-    format!("{ranks} on {gpus}")
+    let several = |count| if count == 1 { "" } else { "s" };
+    format!(
+        "{ranks} rank{} on {gpus} GPU{}",
+        several(ranks),
+        several(gpus)
+    )
 }
 
 /// The bars of the first kernels, from the section of a result.
-pub fn picture(section: &Table) -> Result<String> {
+fn picture(section: &Table) -> Result<String> {
     let rows = section.get("rows").and_then(|rows| rows.as_array());
     let mut bars = Vec::new();
     for row in rows.context("no rows")? {

@@ -183,6 +183,17 @@ impl<'a> Job<'a> {
         &self.id
     }
 
+    pub fn mpsd_pid(&self) -> Result<i64> {
+        let journal = fs::read_to_string(self.directory().join("journal"))?;
+        let journal: serde_json::Value = serde_json::from_str(&journal)?;
+        let pid = journal["supervisor"]["pid"].as_i64();
+        pid.context("no mpsd in the journal")
+    }
+
+    pub fn logs(&self) -> Vec<(String, String)> {
+        logs(&self.directory())
+    }
+
     pub fn directory(&self) -> PathBuf {
         self.place.run.join("mpsd/jobs").join(&self.id)
     }
@@ -226,7 +237,7 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     section.fact("task_environment", format!("{env:?}"));
     read_back(section, place, gpu, &env, limits)?;
     server_log(section, &job.directory(), &gpu.uuid, limits);
-    idle(section, &job.directory())?;
+    idle(section, &job)?;
     eight_clients(section, place, &env, limits)?;
     let epilogue = job.end(section, "")?;
     section.fact("epilogue_ms", epilogue.ms());
@@ -246,11 +257,8 @@ pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Res
 
 /// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel
 /// counts it.
-fn idle(section: &mut Section, directory: &Path) -> Result<()> {
-    let journal = fs::read_to_string(directory.join("journal"))?;
-    let journal: serde_json::Value = serde_json::from_str(&journal)?;
-    let pid = journal["supervisor"]["pid"].as_i64();
-    let pid = pid.context("no mpsd in the journal")?;
+fn idle(section: &mut Section, job: &Job<'_>) -> Result<()> {
+    let pid = job.mpsd_pid()?;
     let number = |file: &str, name: &str| -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -297,7 +305,8 @@ fn read_back(
 }
 
 pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &Limits) {
-    let log = all_text(directory);
+    let texts = logs(directory).into_iter().map(|(_, text)| text);
+    let log: String = texts.collect();
     let bytes = limits.memory_mib << 20;
     let wanted = [
         format!("Active Threads Percentage set to {:.1}", limits.percent),
@@ -314,15 +323,19 @@ pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &L
     }
 }
 
-fn all_text(directory: &Path) -> String {
+/// The name and the text of each log of a job.
+fn logs(directory: &Path) -> Vec<(String, String)> {
     let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
     let logs =
         entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
     let files = logs.flat_map(|log| entries(&log.path()));
     let regular = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
-    let text = |file: fs::DirEntry| fs::read(file.path()).unwrap_or_default();
-    let texts = regular.map(|file| String::from_utf8_lossy(&text(file)).into_owned());
-    texts.collect()
+    let read = |file: fs::DirEntry| {
+        let bytes = fs::read(file.path()).unwrap_or_default();
+        let name = file.file_name().to_string_lossy().into_owned();
+        (name, String::from_utf8_lossy(&bytes).into_owned())
+    };
+    regular.map(read).collect()
 }
 
 fn eight_clients(

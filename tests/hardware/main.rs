@@ -6,6 +6,7 @@ mod auto;
 mod bench;
 mod clients;
 mod first;
+mod floor;
 mod job;
 mod load;
 mod look;
@@ -23,17 +24,16 @@ mod slurm;
 mod timeline;
 mod watch;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use ::tests::child;
 use anyhow::{Context, Result, ensure};
-use clap::{Parser, Subcommand};
+use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clients::Limits;
 use result::{Outcome, Section};
-use runner::sweep::plot;
 use site::{Place, Run};
 
 /// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no
@@ -42,137 +42,123 @@ use site::{Place, Run};
 #[derive(Debug, Parser)]
 #[command(name = "hardware", version)]
 struct Options {
-    #[command(subcommand)]
-    part: Option<Part>,
+    /// What runs
+    #[arg(default_value = ALL, value_parser = names())]
+    part: String,
     /// Directory for the result (hardware.toml and what belongs to it); without it the text goes to
     /// standard output only
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Directory of the programs; the default is this program's own
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     bin: Option<PathBuf>,
     /// An existing account that stands for the ordinary user
-    #[arg(long, global = true, value_name = "NAME", default_value = "nobody")]
+    #[arg(long, value_name = "NAME", default_value = "nobody")]
     user: String,
     /// Interleaved pairs of each measurement of times
-    #[arg(long, global = true, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pairs: usize,
     /// Index of the GPU, as nvidia-smi counts
-    #[arg(long, global = true, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: usize,
     #[command(flatten)]
     programs: programs::ProgramOptions,
-    /// Draw the picture of this result into --out; nothing is measured
-    #[arg(long, value_name = "FILE", requires = "out")]
-    draw: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
-enum Part {
-    /// Everything but 'auto', 'first-kernel', 'sight', 'timeline', 'many', 'gain', 'inference',
-    /// 'recipes', 'programs', 'several', 'shared', 'pack', 'report' (the default)
-    All,
-    /// The contract suite with MPS_SUBJECT=nvidia
-    Contract,
-    /// One whole job: prologue, eight clients, epilogue
-    Job,
-    /// Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and
-    /// an earlier build's if packed (1 minute)
-    Pairs,
-    /// From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with
-    /// 20 pairs)
-    FirstKernel,
-    /// A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours; one
-    /// rank's first kernel (3 minutes with 9 pairs)
-    Sight,
-    /// Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
-    Timeline,
-    /// The same job through a real Slurm: srun --mps
-    Slurm,
-    /// Job scripts in a partition of 'auto' beside the same without us: an MPS of their own, 8
-    /// ranks with 32 connections, 56 programs (3 minutes)
-    Auto,
-    /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
-    Waits,
-    /// MPS on MIG devices, where the machine has some: what is documented and not verified
-    Mig,
-    /// All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones
-    /// (3 minutes)
-    Many,
-    /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8
-    /// minutes)
-    Gain,
-    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with requests and their
-    /// times, 1, 4 and 8 clients (3 minutes)
-    Inference,
-    /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on
-    /// one GPU (90 seconds at most)
-    Recipes,
-    /// Real programs without and with MPS, one rank and four on a GPU: answers and throughput (8
-    /// minutes, or --budget)
-    Programs,
-    /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5
-    /// minutes)
-    Several,
-    /// Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all;
-    /// joins and leaves (5 minutes)
-    Shared,
-    /// 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto
-    /// against fixed numbers (5 minutes)
-    Pack,
-    /// Reports of wasteful jobs and of a good one, what their advice brings, and what measuring
-    /// costs (200 seconds)
-    Report,
-    /// What status, report and explain show of clients, a killed one, one too many and an ended
-    /// server
-    Seen,
-}
-
-/// A part of the run, its section in the result, and what fills the section.
-struct Step {
-    part: Part,
-    name: &'static str,
-    /// With fewer GPUs it is left out. With one or more, the machine must look afterwards as
-    /// before.
-    gpus: usize,
-    act: Act,
-}
+/// A part a line: its name, its section of the result, the GPUs that it needs and whether a whole
+/// run has it, what it does. With fewer GPUs a part is left out. With one or more, the machine must
+/// look afterwards as before.
+const PARTS: &str = "\
+job          | job          | 1 whole | One whole job: prologue, eight clients, epilogue
+pairs        | times        | 0 whole | Times of pairs: NVIDIA's programs by the shortest means, alone and beside NVML, a job, and \
+                                  an earlier build's if packed (1 minute)
+slurm        | slurm        | 1 whole | The same job through a real Slurm: srun --mps
+waits        | waits        | 0 whole | 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
+mig          | mig          | 1 whole | MPS on MIG devices, where the machine has some: what is documented and not verified
+seen         | seen         | 1 whole | What status, report and explain show of clients, a killed one, one too many and an ended server
+contract     | contract     | 0 whole | The contract suite with MPS_SUBJECT=nvidia
+auto         | auto         | 1       | Job scripts in a partition of 'auto' beside the same without us: an MPS of their own, 8 ranks \
+                                  with 32 connections, 56 programs (3 minutes)
+first-kernel | first_kernel | 1       | From srun to the first kernel's end, with --mps and without, 1 to 16 ranks (4 minutes with 20 \
+                                  pairs)
+sight        | sight        | 1       | A start from sleep: NVIDIA's own with all GPUs seen and with the job's alone, and ours; one \
+                                  rank's first kernel (3 minutes with 9 pairs)
+timeline     | timeline     | 1       | Who takes each millisecond of a begin and an end, alone and under Slurm (40 seconds)
+many         | many         | 2       | All GPUs of the machine: jobs that start and end at once, load, a full GPU beside busy ones \
+                                  (3 minutes)
+gain         | gain         | 1       | What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
+inference    | inference    | 1       | What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with requests and their \
+                                  times, 1, 4 and 8 clients (3 minutes)
+recipes      | recipes      | 1       | The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on \
+                                  one GPU (90 seconds at most)
+programs     | programs     | 1       | Real programs without and with MPS, one rank and four on a GPU: answers and throughput \
+                                  (8 minutes, or --budget)
+several      | several      | 2       | OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it \
+                                  (5 minutes)
+shared       | shared       | 1       | Jobs of a user on one GPU with shards: OpenMM without MPS, with one each, with one for all; \
+                                  joins and leaves (5 minutes)
+pack         | pack         | 1       | 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto \
+                                  against fixed numbers (5 minutes)
+report       | report       | 1       | Reports of wasteful jobs and of a good one, what their advice brings, and what measuring \
+                                  costs (4 minutes)";
+const ALL: &str = "all";
 
 type Act = fn(&mut Section, &Run) -> Result<()>;
 
-const fn step(part: Part, name: &'static str, gpus: usize, act: Act) -> Step {
-    Step {
-        part,
-        name,
-        gpus,
-        act,
-    }
+fn act(part: &str) -> Option<Act> {
+    Some(match part {
+        "job" => job::run,
+        "pairs" => bench::pairs,
+        "slurm" => slurm::run,
+        "waits" => bench::waits,
+        "mig" => mig::run,
+        "seen" => seen::run,
+        "contract" => contract,
+        "auto" => auto::run,
+        "first-kernel" => first::run,
+        "sight" => bench::sight,
+        "timeline" => timeline::run,
+        "many" => many::run,
+        "gain" => load::gain,
+        "inference" => load::inference,
+        "recipes" => recipes::run,
+        "programs" => programs::run,
+        "several" => load::several,
+        "shared" => shared::run,
+        "pack" => pack::run,
+        "report" => report::run,
+        _ => return None,
+    })
 }
 
-/// The first [`WHOLE`] are a whole run.
-const STEPS: [Step; 20] = [
-    step(Part::Job, "job", 1, job::run),
-    step(Part::Pairs, "times", 0, bench::pairs),
-    step(Part::Slurm, "slurm", 1, slurm::run),
-    step(Part::Waits, "waits", 0, bench::waits),
-    step(Part::Mig, "mig", 1, mig::run),
-    step(Part::Seen, "seen", 1, seen::run),
-    step(Part::Contract, "contract", 0, contract),
-    step(Part::Auto, "auto", 1, auto::run),
-    step(Part::FirstKernel, "first_kernel", 1, first::run),
-    step(Part::Sight, "sight", 1, bench::sight),
-    step(Part::Timeline, "timeline", 1, timeline::run),
-    step(Part::Many, "many", 2, many::run),
-    step(Part::Gain, "gain", 1, load::gain),
-    step(Part::Inference, "inference", 1, load::inference),
-    step(Part::Recipes, "recipes", 1, recipes::run),
-    step(Part::Programs, "programs", 1, programs::run),
-    step(Part::Several, "several", 2, load::several),
-    step(Part::Shared, "shared", 1, shared::run),
-    step(Part::Pack, "pack", 1, pack::run),
-    step(Part::Report, "report", 1, report::run),
-];
-const WHOLE: usize = 8;
+struct Part {
+    name: &'static str,
+    section: &'static str,
+    gpus: usize,
+    in_whole: bool,
+    what: &'static str,
+}
+
+fn parts() -> impl Iterator<Item = Part> {
+    PARTS.lines().map(|line| {
+        let mut cells = line.split(" | ").map(str::trim);
+        let mut next = || cells.next().unwrap_or_default();
+        let (name, section, needs, what) = (next(), next(), next(), next());
+        Part {
+            name,
+            section,
+            gpus: needs[..1].parse().unwrap_or(0),
+            in_whole: needs.ends_with("whole"),
+            what,
+        }
+    })
+}
+
+fn names() -> PossibleValuesParser {
+    let all = PossibleValue::new(ALL).help("A whole run: the next seven (the default)");
+    let named = parts().map(|part| PossibleValue::new(part.name).help(part.what));
+    [all].into_iter().chain(named).into()
+}
 
 fn main() -> ExitCode {
     match run(Options::parse()) {
@@ -187,10 +173,6 @@ fn main() -> ExitCode {
 
 fn run(options: Options) -> Result<bool> {
     child::catch_interrupts()?;
-    if let (Some(result), Some(out)) = (&options.draw, &options.out) {
-        draw(result, out)?;
-        return Ok(true);
-    }
     let mut outcome = Outcome::default();
     let mut machine = Section::new("machine");
     let gpus = site::describe(&mut machine)?;
@@ -230,55 +212,24 @@ fn run(options: Options) -> Result<bool> {
         Ok(())
     })?;
     run.limits.device_sms = device_sms;
-    let part = options.part.unwrap_or(Part::All);
-    let chosen = STEPS
-        .iter()
-        .enumerate()
-        .filter(|(number, step)| match part {
-            Part::All => *number < WHOLE,
-            part => step.part == part,
-        });
-    for (_, step) in chosen {
-        carry_out(&mut outcome, step.name, |section| match step.gpus {
-            0 => (step.act)(section, &run),
+    let is_chosen = |part: &Part| match options.part.as_str() {
+        ALL => part.in_whole,
+        name => part.name == name,
+    };
+    for part in parts().filter(is_chosen) {
+        let act = act(part.name).with_context(|| format!("no part '{}'", part.name))?;
+        carry_out(&mut outcome, part.section, |section| match part.gpus {
+            0 => act(section, &run),
             least if run.gpus.len() < least => {
                 section.fact("left_out", "this machine has one GPU");
                 Ok(())
             }
-            _ => look::unchanged(section, &run, step.act),
+            _ => look::unchanged(section, &run, act),
         })?;
     }
     run.keep("hardware.toml", &outcome.toml()?)?;
     println!("{}", outcome.text());
     Ok(outcome.counts().1 == 0)
-}
-
-/// `first-kernel.svg` of a `hardware.toml`; of a sweep's JSON a file of its name.
-fn draw(result: &Path, out: &Path) -> Result<()> {
-    let text = fs::read_to_string(result).with_context(|| format!("'{}'", result.display()))?;
-    let name = result
-        .file_stem()
-        .and_then(|stem| stem.to_str())
-        .unwrap_or_default();
-    let (name, picture) = match result.extension().is_some_and(|end| end == "json") {
-        true => {
-            let told: serde_json::Value = serde_json::from_str(&text)?;
-            let title = told["title"].as_str().context("the result has no title")?;
-            let outcome = serde_json::from_value(told.clone())?;
-            let name = name.rsplit('-').next().unwrap_or_default();
-            (name, plot::svg(&shared::named(outcome), title))
-        }
-        false => {
-            let result: toml::Table = toml::from_str(&text)?;
-            let section = result
-                .get("first_kernel")
-                .and_then(|section| section.as_table());
-            let section = section.context("the result has no section 'first_kernel'")?;
-            ("first-kernel", first::picture(section)?)
-        }
-    };
-    fs::create_dir_all(out)?;
-    Ok(fs::write(out.join(format!("{name}.svg")), picture)?)
 }
 
 /// A part that cannot run is a failed check, and the next one begins.
@@ -330,7 +281,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_sound_and_each_part_does_something() {
         <Options as clap::CommandFactory>::command().debug_assert();
+        for part in parts() {
+            assert!(
+                act(part.name).is_some() && !part.what.is_empty(),
+                "{}",
+                part.name
+            );
+        }
     }
 }

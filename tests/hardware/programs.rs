@@ -34,16 +34,16 @@ const BEYOND: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, clap::Args)]
 pub struct ProgramOptions {
     /// For 'programs': seconds after which the rest is recorded as not run
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 480)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 480)]
     budget: u64,
     /// For 'programs': length of each measurement, seconds
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 0.6)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.6)]
     window: f64,
     /// For 'programs': measurements of each program in each mode, in turn
-    #[arg(long, global = true, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: u32,
     /// For 'programs': what is run, in this order
-    #[arg(long, global = true, value_name = "LIST", value_delimiter = ',', default_value = FAMILIES)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = FAMILIES)]
     families: Vec<String>,
 }
 
@@ -349,38 +349,21 @@ mod tests {
             .unwrap();
         let seen: Value =
             serde_json::from_str(&fs::read_to_string(path("result.json")).unwrap()).unwrap();
-        let [first, second, third] = [0, 1, 2].map(|number| seen["programs"][number].clone());
+        let same: Vec<&Value> = (0..3).map(|n| &seen["programs"][n]["same"]).collect();
+        let all = json!({"without": true, "mps": true, "auto": true});
+        let but_auto = json!({"without": true, "mps": true, "auto": false});
         assert_eq!(
-            first["same"],
-            json!({"without": true, "mps": true, "auto": true})
+            same,
+            [&all, &but_auto, &all],
+            "the ranks of a mode begin again: {seen}"
         );
-        let count = |program: &Value, of: &str, mode: &str| {
-            program[of]["per_second"][mode].as_array().map(Vec::len)
+        let count = |of: &str| {
+            let rates = &seen["programs"][0][of]["per_second"];
+            ["without", "mps", "auto"].map(|mode| rates[mode].as_array().map_or(0, Vec::len))
         };
-        assert_eq!(
-            ["without", "mps", "auto"].map(|mode| count(&first, "four", mode)),
-            [Some(2); 3]
-        );
-        assert_eq!(
-            ["without", "mps", "auto"].map(|mode| count(&first, "one", mode)),
-            [Some(2), Some(2), None]
-        );
-        assert_eq!(
-            second["same"],
-            json!({"without": true, "mps": true, "auto": false})
-        );
-        assert!(
-            second["answers"]["auto"][0]
-                .as_str()
-                .unwrap()
-                .contains("exit 7"),
-            "{second}"
-        );
-        assert_eq!(
-            third["same"]["auto"],
-            json!(true),
-            "the ranks of a mode begin again: {third}"
-        );
+        assert_eq!((count("four"), count("one")), ([2; 3], [2, 2, 0]));
+        let answer = seen["programs"][1]["answers"]["auto"][0].as_str();
+        assert!(answer.unwrap().contains("exit 7"), "{seen}");
         // It also counts the ranks of a mode that began again.
         let left = json!({
             "x.PID.1": {"without": 2, "mps": 2, "auto": 4}, "mps_shm_0": {"without": 1, "mps": 1, "auto": 1}, "ours.PID": {"mps": 2},

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Duration;
 
 use ::tests::child::{self, Running};
-use ::tests::samples::{median, rounded};
+use ::tests::samples::{in_turn, median, rounded};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -235,23 +235,13 @@ fn cost(section: &mut Section, run: &Run) -> Result<()> {
     for job in &jobs {
         job.prologue("MPS=true")?.success()?;
     }
-    let mut figures = [Vec::new(), Vec::new()];
-    let mut ratios = Vec::new();
-    for pair in 0..PAIRS {
-        eprintln!("hardware: cost of measuring, pair {} of {PAIRS}", pair + 1);
-        let mut both = [0.0, 0.0];
-        // Each pair begins with the other one.
-        for turn in [pair % 2, 1 - pair % 2] {
-            both[turn] = sum(start(
-                run,
-                &jobs[turn],
-                work("MPS=true", 4, WHOLE / 4),
-                COST,
-            )?)?;
-            figures[turn].push(rounded(both[turn]));
-        }
-        ratios.push(both[0] / both[1]);
-    }
+    let figures = in_turn(&jobs, PAIRS, |job, pair| {
+        eprintln!("hardware: cost of measuring, pair {pair} of {PAIRS}");
+        let load = start(run, job, work("MPS=true", 4, WHOLE / 4), COST)?;
+        Ok(rounded(sum(load)?))
+    })?;
+    let pairs = figures[0].iter().zip(&figures[1]);
+    let ratios: Vec<f64> = pairs.map(|(measured, plain)| measured / plain).collect();
     let cpu_ms = jobs.each_ref().map(|job| cpu_ms(job));
     let [measured, unmeasured] = &jobs;
     measured.end(section, "measured: ")?;
@@ -273,11 +263,7 @@ fn cost(section: &mut Section, run: &Run) -> Result<()> {
 
 /// CPU time of the job's `mpsd` since its start.
 fn cpu_ms(job: &Job<'_>) -> Result<f64> {
-    let journal: Value =
-        serde_json::from_str(&fs::read_to_string(job.directory().join("journal"))?)?;
-    let pid = journal["supervisor"]["pid"]
-        .as_i64()
-        .context("no mpsd in the journal")?;
+    let pid = job.mpsd_pid()?;
     let text = fs::read_to_string(format!("/proc/{pid}/schedstat"))?;
     let nanoseconds: f64 = text.split(' ').next().context("schedstat")?.parse()?;
     Ok(rounded(nanoseconds / 1e6))

@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tests::child::{self, Ran, Running};
+use tests::place::kernel_tells_of_ends;
 
 use crate::job::{self, Job};
 use crate::result::Section;
@@ -65,7 +66,7 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let ended = ended.collect::<Result<Vec<Ran>>>()?;
     let said = ended.first().map_or("", |ran| &ran.stderr);
     section.fact("a client whose server ended", said);
-    let logs = scene.logs()?;
+    let logs = scene.job.logs();
     scene.job.epilogue()?.success()?;
     let report = scene.mpsctl(false, &["report", scene.job.id()])?;
     scene.keep("report", &report.stdout);
@@ -77,8 +78,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         let told = report.stdout.contains(&words) || json.stdout.contains(&words);
         section.check(format!("report: {what}"), told, report.stdout.clone());
     }
-    killed_is_named(section, killed_pid, &report.stdout)?;
-    for (name, text) in logs {
+    killed_is_named(section, killed_pid, &report.stdout);
+    for (name, text) in logs
+        .into_iter()
+        .filter(|(name, _)| ["control.log", "server.log"].contains(&&**name))
+    {
         let file = run.place.dir.join(&name);
         fs::write(&file, &text)?;
         scene.keep(&name, &text);
@@ -93,16 +97,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 
 /// In NVIDIA's log the killed client looks like one that ends by itself. Without Slurm the report
 /// names it only if the kernel tells the job's `mpsd` how another process's child ended.
-fn killed_is_named(section: &mut Section, pid: u32, report: &str) -> Result<()> {
-    let kernel = nix::sys::utsname::uname()?;
-    let release = kernel.release().to_string_lossy().into_owned();
-    let mut numbers = release
-        .split(['.', '-'])
-        .map_while(|word| word.parse::<u32>().ok());
-    let tells = (numbers.next(), numbers.next()) >= (Some(6), Some(15));
+fn killed_is_named(section: &mut Section, pid: u32, report: &str) {
+    let tells = kernel_tells_of_ends();
     let named = report.contains(&format!("client {pid} was ended by signal 9 (SIGKILL)"));
     if !tells {
-        let why = format!("not tried: needs Linux 6.15 or Slurm, this is {release}");
+        let why = "not tried: needs Linux 6.15 or Slurm";
         section.fact("report: the killed client", why);
     }
     section.check(
@@ -110,7 +109,6 @@ fn killed_is_named(section: &mut Section, pid: u32, report: &str) -> Result<()> 
         named == tells,
         report.to_owned(),
     );
-    Ok(())
 }
 
 impl Scene<'_> {
@@ -159,25 +157,6 @@ impl Scene<'_> {
         Ok(u32::try_from(
             pid.with_context(|| format!("no server in {status}"))?,
         )?)
-    }
-
-    fn logs(&self) -> Result<Vec<(String, String)>> {
-        let mut directories = vec![self.job.directory()];
-        let mut logs = Vec::new();
-        while let Some(directory) = directories.pop() {
-            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-                let (path, name) = (
-                    entry.path(),
-                    entry.file_name().to_string_lossy().into_owned(),
-                );
-                if ["control.log", "server.log"].contains(&name.as_str()) {
-                    logs.push((name, fs::read_to_string(path)?));
-                } else if path.is_dir() {
-                    directories.push(path);
-                }
-            }
-        }
-        Ok(logs)
     }
 
     fn keep(&mut self, name: &str, text: &str) {

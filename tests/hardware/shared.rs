@@ -59,7 +59,7 @@ const NAMES: [(&str, &str); 3] = [
 ];
 
 /// The same with the names for a picture.
-pub fn named(mut outcome: Outcome) -> Outcome {
+fn named(mut outcome: Outcome) -> Outcome {
     for threads in outcome
         .rows
         .iter_mut()

@@ -16,9 +16,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
 use tests::child;
-use tests::floor::Daemon;
 
 use crate::clients::Limits;
+use crate::floor::Daemon;
 use crate::result::Section;
 
 const PROGRAM_DIRS: &str = "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
@@ -197,14 +197,8 @@ impl Place {
         Ok(dir)
     }
 
-    /// NVIDIA's daemon and server by the shortest possible means, with `limits` set, and the
-    /// environment of its clients.
-    pub fn daemon(
-        &self,
-        gpu: &str,
-        name: &str,
-        limits: &str,
-    ) -> Result<(Daemon<'_>, BTreeMap<String, String>)> {
+    /// NVIDIA's daemon and server by the shortest possible means.
+    pub fn daemon(&self, gpu: &str, name: &str) -> Result<Daemon<'_>> {
         let control = program("nvidia-cuda-mps-control")?;
         let directory = self.user_dir(name)?;
         let pipe = self.user_dir(&format!("{name}/pipe"))?;
@@ -213,10 +207,9 @@ impl Place {
         env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.display().to_string());
         env.insert("CUDA_MPS_LOG_DIRECTORY".into(), log.display().to_string());
         env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
-        let session = format!("{limits}start_server -uid {}\n", self.user.uid);
-        let of_daemon = env.clone();
-        let control = move || self.as_user(&control, &of_daemon);
-        Ok((Daemon::start(control, directory, &pipe, &session)?, env))
+        let session = format!("start_server -uid {}\n", self.user.uid);
+        let control = move || self.as_user(&control, &env);
+        Daemon::start(control, directory, &pipe, &session)
     }
 
     pub fn as_user(&self, program: &Path, env: &BTreeMap<String, String>) -> Command {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::clients::{self, CLIENTS};
 use crate::result::Section;
-use crate::site::{Place, Run};
+use crate::site::Run;
 use crate::{job, site};
 
 const SRUN: Duration = Duration::from_secs(90);
@@ -47,7 +47,11 @@ pub fn on_bed<T>(
     act: impl FnOnce(&mut Section, &Bed, &User) -> Result<T>,
 ) -> Result<T> {
     let _slurm = Debs::install(&run.package.join("debs"))?;
-    let bed = with_plugin(&run.place, options)?;
+    let place = &run.place;
+    let config = job::config(place)?;
+    let mut bed = Bed::create(options)?;
+    let plugin = place.staged("spank_mps.so")?;
+    bed.options_mut().load(&plugin, &config, &place.bin(""));
     start(section, &bed)?;
     let user = User::named(&run.place.user.name)?;
     let outcome = act(section, &bed, &user);
@@ -81,19 +85,6 @@ pub fn options(minors: Vec<u32>) -> Options {
         gpus: Gpus::Real(minors),
         ..Options::default()
     }
-}
-
-fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
-    let config = job::config(place)?;
-    let mut bed = Bed::create(options)?;
-    let options = bed.options_mut();
-    options.plugin = Some(place.staged("spank_mps.so")?);
-    options.plugin_arguments = vec![
-        format!("config={}", config.display()),
-        format!("prologue={}", place.staged("mps-prologue")?.display()),
-        format!("epilogue={}", place.staged("mps-epilogue")?.display()),
-    ];
-    Ok(bed)
 }
 
 fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) -> Result<()> {

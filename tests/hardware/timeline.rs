@@ -15,8 +15,8 @@ use crate::bench::PLAIN;
 use crate::job::Job;
 use crate::result::Section;
 use crate::site::Run;
-use crate::slurm;
 use crate::watch::{Mark, Watch};
+use crate::{first, slurm};
 
 const ROUNDS: usize = 5;
 const SRUN: Duration = Duration::from_secs(60);
@@ -129,8 +129,8 @@ fn in_cgroup<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn by_hand(run: &Run, pause: Duration) -> Result<Life> {
-    let watch = Watch::start(&run.place.run);
-    let daemon = run.place.daemon(&run.gpu().uuid, "floor0", "")?.0;
+    let watch = Watch::start(&run.place.run)?;
+    let daemon = run.place.daemon(&run.gpu().uuid, "floor0")?;
     child::pause(pause)?;
     let end = now(&watch);
     daemon.quit()?;
@@ -143,7 +143,7 @@ fn by_hand(run: &Run, pause: Duration) -> Result<Life> {
 
 fn job(run: &Run) -> Result<Life> {
     let job = Job::named(&run.place, run.gpu(), "6200.srv")?;
-    let watch = Watch::start(&run.place.run);
+    let watch = Watch::start(&run.place.run)?;
     job.prologue(PLAIN)?.success()?;
     child::pause(PAUSE)?;
     let end = now(&watch);
@@ -162,18 +162,12 @@ fn srun(run: &Run, bed: &Bed, user: &User, tasks: &[&str]) -> Result<Life> {
     if tasks[0].starts_with('-') {
         words.extend([&*load, "--after", "0", "--seconds", "0"]);
     }
-    let watch = Watch::start(&run.place.run);
+    let watch = Watch::start(&run.place.run)?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let ran = bed.srun(user, &words, SRUN)?.success()?;
     let end = now(&watch);
     bed.wait_idle(SRUN)?;
-    let ends = ran.stdout.lines().filter_map(|line| {
-        let client: serde_json::Value = serde_json::from_str(line).ok()?;
-        client["first_at"].as_f64()
-    });
-    let last = ends.fold(None, |last: Option<f64>, end| {
-        Some(last.map_or(end, |last| last.max(end)))
-    });
+    let last = first::ends(&ran.stdout).into_iter().reduce(f64::max);
     Ok(Life {
         marks: watch.stop()?,
         end,

@@ -44,15 +44,11 @@ pub struct Watch {
 
 impl Watch {
     /// Begins now; `run` is the run directory of mpsd.
-    pub fn start(run: &Path) -> Self {
-        let (stop, began, run) = (
-            Arc::new(AtomicBool::new(false)),
-            Instant::now(),
-            run.to_owned(),
-        );
-        let stopped = Arc::clone(&stop);
+    pub fn start(run: &Path) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut watcher = Watcher::new(run)?;
+        let (began, stopped) = (watcher.began, Arc::clone(&stop));
         let thread = thread::spawn(move || {
-            let mut watcher = Watcher::new(began, &run)?;
             while !stopped.load(Ordering::Relaxed) {
                 watcher.look()?;
                 thread::sleep(EVERY);
@@ -60,11 +56,11 @@ impl Watch {
             watcher.look()?;
             Ok(watcher.marks)
         });
-        Self {
+        Ok(Self {
             began,
             stop,
             thread,
-        }
+        })
     }
 
     pub fn stop(self) -> Result<Vec<Mark>> {
@@ -87,9 +83,9 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(began: Instant, run: &Path) -> Result<Self> {
+    fn new(run: &Path) -> Result<Self> {
         let mut watcher = Self {
-            began,
+            began: Instant::now(),
             marks: Vec::new(),
             processes: BTreeMap::new(),
             files: Inotify::init(InitFlags::IN_NONBLOCK)?,
@@ -100,6 +96,7 @@ impl Watcher {
         watcher.find_processes(true);
         watcher.watch(run);
         watcher.marks.clear();
+        watcher.began = Instant::now();
         Ok(watcher)
     }
 
@@ -256,20 +253,19 @@ mod tests {
         fs::copy("/bin/sleep", &program).unwrap();
         let run = dir.path().join("run");
         fs::create_dir(&run).unwrap();
-        let watch = Watch::start(&run);
-        thread::sleep(Duration::from_millis(50));
-        let mut child = Command::new(&program).arg("0.2").spawn().unwrap();
-        thread::sleep(Duration::from_millis(50));
+        let watch = Watch::start(&run).unwrap();
+        let mut child = Command::new(&program).arg("1").spawn().unwrap();
+        thread::sleep(Duration::from_millis(300));
         let job = run.join("1.srv");
         fs::create_dir(&job).unwrap();
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(300));
         fs::write(
             job.join("control.log"),
             "[2026-11-23 21:20:32.388 Control   470] NEW UI\n",
         )
         .unwrap();
         child.wait().unwrap();
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(300));
         let marks = watch.stop().unwrap();
         let own = format!("({})", child.id());
         // It also sees processes of other tests.

@@ -1,7 +1,9 @@
 //! What the driver counts of a GPU over time. The values are always those of `node.toml`.
 
-use std::ffi::{c_char, c_double, c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use nvml_wrapper_sys::bindings::{nvmlGpmMetric_t, nvmlSample_t as Sample, nvmlValue_t};
 
 use crate::node::Counts;
 use crate::{
@@ -22,27 +24,11 @@ const SM: c_uint = 2;
 const BANDWIDTH: c_uint = 10;
 
 #[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Sample {
-    at: c_ulonglong,
-    /// The first member of the union, and room for its longest one.
-    value: c_ulonglong,
-}
-
-#[repr(C)]
-pub struct Metric {
-    id: c_uint,
-    answer: Return,
-    value: c_double,
-    names: [*const c_char; 3],
-}
-
-#[repr(C)]
 pub struct Metrics {
     version: c_uint,
     count: c_uint,
     samples: [*const Device; 2],
-    first: Metric,
+    first: nvmlGpmMetric_t,
 }
 
 fn now() -> u64 {
@@ -90,8 +76,10 @@ unsafe extern "C" fn nvmlDeviceGetSamples(
             .filter(|at| *at > after);
         let all: Vec<Sample> = all
             .map(|at| Sample {
-                at,
-                value: value.into(),
+                timeStamp: at,
+                sampleValue: nvmlValue_t {
+                    ullVal: value.into(),
+                },
             })
             .collect();
         if all.len() > *count as usize {
@@ -149,7 +137,7 @@ unsafe extern "C" fn nvmlGpmMetricsGet(metrics: *mut Metrics) -> Return {
             // SAFETY: the structure ends in `count` metrics or more, of which `first` is the first.
             let metric = unsafe { (&raw mut (*metrics).first).add(place) };
             // SAFETY: as above.
-            let id = unsafe { (*metric).id };
+            let id = unsafe { (*metric).metricId };
             let value = match id {
                 SM => Some(sm),
                 BANDWIDTH => Some(bandwidth),
@@ -157,12 +145,11 @@ unsafe extern "C" fn nvmlGpmMetricsGet(metrics: *mut Metrics) -> Return {
             };
             // SAFETY: as above.
             unsafe {
-                metric.write(Metric {
-                    id,
-                    answer: value.map_or(NOT_SUPPORTED, |_| SUCCESS),
-                    value: value.unwrap_or(0.0),
-                    names: [c"".as_ptr(); 3],
-                });
+                (*metric).nvmlReturn = value.map_or(NOT_SUPPORTED, |_| SUCCESS);
+                (*metric).value = value.unwrap_or(0.0);
+                (*metric).metricInfo.shortName = c"".as_ptr().cast_mut();
+                (*metric).metricInfo.longName = c"".as_ptr().cast_mut();
+                (*metric).metricInfo.unit = c"".as_ptr().cast_mut();
             }
         }
         Ok(())

@@ -1,9 +1,13 @@
 //! Functions about one GPU.
 
 use std::collections::BTreeSet;
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulong};
 use std::sync::Mutex;
 use std::time::Duration;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlMemory_v2_t as Memory, nvmlPciInfo_t, nvmlProcessInfo_t as Process,
+};
 
 use crate::node::{Context, Gpu, MIB, Node};
 use crate::{
@@ -24,36 +28,6 @@ const RESERVED_MIB: u64 = 600;
 
 /// The GPUs at which this process has looked.
 static SEEN: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
-
-#[repr(C)]
-struct Memory {
-    version: c_uint,
-    total: c_ulonglong,
-    reserved: c_ulonglong,
-    free: c_ulonglong,
-    used: c_ulonglong,
-}
-
-#[repr(C)]
-struct Pci {
-    legacy_id: [c_char; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    device_id: c_uint,
-    subsystem_id: c_uint,
-    id: [c_char; 32],
-}
-
-/// `nvmlProcessInfo_t`, third version.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Process {
-    pid: c_uint,
-    memory: c_ulonglong,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> Return {
@@ -220,21 +194,21 @@ unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: Out<Pci>) -> Return {
+extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: Out<nvmlPciInfo_t>) -> Return {
     answer(|| {
         let (_, gpu, _) = gpu(device)?;
         let number = |at: usize| {
             let part = gpu.pci.split([':', '.']).nth(at).unwrap_or("0");
             c_uint::from_str_radix(part, 16).unwrap_or(0)
         };
-        let pci = Pci {
-            legacy_id: characters(gpu.pci.trim_start_matches("0000")),
+        let pci = nvmlPciInfo_t {
+            busIdLegacy: characters(gpu.pci.trim_start_matches("0000")),
             domain: number(0),
             bus: number(1),
             device: number(2),
-            device_id: 0x2335_10de,
-            subsystem_id: 0x18be_10de,
-            id: characters(&gpu.pci),
+            pciDeviceId: 0x2335_10de,
+            pciSubSystemId: 0x18be_10de,
+            busId: characters(&gpu.pci),
         };
         put(to, pci)
     })
@@ -299,9 +273,9 @@ fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return>
     };
     let entry = |pid, memory| Process {
         pid,
-        memory,
-        gpu_instance: c_uint::MAX,
-        compute_instance: c_uint::MAX,
+        usedGpuMemory: memory,
+        gpuInstanceId: c_uint::MAX,
+        computeInstanceId: c_uint::MAX,
     };
     let contexts = contexts(&node, &gpu);
     let stale = node.is.nvml.stale_pid.filter(|_| !only_clients);

@@ -17,7 +17,7 @@ mod mig;
 #[path = "../../src/double/node.rs"]
 mod node;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,7 @@ use std::sync::Mutex;
 
 use node::{Gpu, Node};
 
-/// `nvmlReturn_t`.
-type Return = c_int;
+use nvml_wrapper_sys::bindings::nvmlReturn_t as Return;
 
 const SUCCESS: Return = 0;
 const UNINITIALIZED: Return = 1;

@@ -1,27 +1,14 @@
 //! MIG: its mode, its devices and what they are (nvml.h, "Multi Instance GPU Management").
 
-use std::ffi::{c_uint, c_ulonglong};
+use std::ffi::c_uint;
+
+use nvml_wrapper_sys::bindings::nvmlDeviceAttributes_t;
 
 use crate::node::{Gpu, SLICES};
 use crate::{Device, NOT_FOUND, NOT_SUPPORTED, Out, Return, answer, gpu, healthy, node, part, put};
 
 /// The first handle of MIG devices; GPUs have lower numbers.
 const FIRST: usize = 0x1000;
-
-/// `nvmlDeviceAttributes_t`.
-#[repr(C)]
-#[derive(Default)]
-struct Attributes {
-    multiprocessors: c_uint,
-    copy_engines: c_uint,
-    decoders: c_uint,
-    encoders: c_uint,
-    jpeg: c_uint,
-    ofa: c_uint,
-    gpu_slices: c_uint,
-    compute_slices: c_uint,
-    memory_mb: c_ulonglong,
-}
 
 /// The index of a MIG device's GPU, and its own index there; `None` for a GPU's handle.
 pub fn place(device: Device) -> Option<(usize, usize)> {
@@ -74,17 +61,23 @@ extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>)
 
 /// "This API currently only supports MIG device handles."
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, to: Out<Attributes>) -> Return {
+extern "C" fn nvmlDeviceGetAttributes_v2(
+    device: Device,
+    to: Out<nvmlDeviceAttributes_t>,
+) -> Return {
     answer(|| {
         let (_, part) = part(device)?;
         let slices = part.slices.ok_or(NOT_SUPPORTED)?;
-        let attributes = Attributes {
-            multiprocessors: part.sms,
-            copy_engines: 1,
-            gpu_slices: slices,
-            compute_slices: slices,
-            memory_mb: part.memory_mib,
-            ..Attributes::default()
+        let attributes = nvmlDeviceAttributes_t {
+            multiprocessorCount: part.sms,
+            sharedCopyEngineCount: 1,
+            sharedDecoderCount: 0,
+            sharedEncoderCount: 0,
+            sharedJpegCount: 0,
+            sharedOfaCount: 0,
+            gpuInstanceSliceCount: slices,
+            computeInstanceSliceCount: slices,
+            memorySizeMB: part.memory_mib,
         };
         put(to, attributes)
     })

@@ -211,7 +211,7 @@ pub struct NvmlFaults {
     /// `nvmlInit` answers "driver not loaded".
     pub init_fails: bool,
     /// `nvmlInit` answers with this number of `nvmlReturn_t`, if it is not 0.
-    pub init_answers: i32,
+    pub init_answers: u32,
     /// The kernel kills the process in `nvmlInit`, as if memory had run out.
     pub init_killed: bool,
     /// Every call after `nvmlInit` never returns.

@@ -47,18 +47,7 @@ impl Product {
         fs::write(&product.config, config)?;
         fs::set_permissions(&product.config, fs::Permissions::from_mode(0o644))?;
         let options = bed.options_mut();
-        options.plugin = Some(product.plugin.clone());
-        options.plugin_arguments = vec![
-            format!("config={}", product.config.display()),
-            format!(
-                "prologue={}",
-                product.libexec.join("mps-prologue").display()
-            ),
-            format!(
-                "epilogue={}",
-                product.libexec.join("mps-epilogue").display()
-            ),
-        ];
+        options.load(&product.plugin, &product.config, &product.libexec);
         Ok(product)
     }
 

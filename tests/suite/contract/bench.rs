@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -38,8 +39,8 @@ pub struct Bench {
 
 /// A daemon in the foreground, with its directories. When dropped, it is killed with its server.
 #[derive(Debug)]
-pub struct Daemon<'b> {
-    pub bench: &'b Bench,
+pub struct Daemon {
+    pub bench: Arc<Bench>,
     pub pipe: PathBuf,
     pub log: PathBuf,
     process: Option<Running>,
@@ -78,19 +79,19 @@ fn directory() -> TempDir {
 }
 
 impl Bench {
-    pub fn new() -> Bench {
+    pub fn new() -> Arc<Bench> {
         Bench::with(|builder| builder)
     }
 
-    pub fn with(change: impl FnOnce(Builder) -> Builder) -> Bench {
+    pub fn with(change: impl FnOnce(Builder) -> Builder) -> Arc<Bench> {
         match nvidia() {
-            true => Bench::of_nvidia(),
+            true => Arc::new(Bench::of_nvidia()),
             false => Bench::of_double(change),
         }
     }
 
     /// The subject with two GPUs; none if the machine has fewer.
-    pub fn with_two_gpus() -> Option<Bench> {
+    pub fn with_two_gpus() -> Option<Arc<Bench>> {
         let bench = Bench::with(|b| b.gpus(2, "NVIDIA H200"));
         if bench.gpus.len() < 2 {
             not_verified("two GPUs");
@@ -98,7 +99,7 @@ impl Bench {
         }
         Some(bench)
     }
-    pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Bench {
+    pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Arc<Bench> {
         let [control, client] = [
             env!("CARGO_BIN_EXE_fake-mps-control"),
             env!("CARGO_BIN_EXE_fake-cuda-client"),
@@ -111,13 +112,13 @@ impl Bench {
         let gpus = node.uuids().into_iter();
         let [client, of_node] =
             [node.client(), node.dir().to_owned()].map(|path| path.display().to_string());
-        Bench {
+        Arc::new(Bench {
             control: node.control(),
             client: vec![client, "--node".to_owned(), of_node],
             gpus: gpus.map(|uuid| GpuFact { uuid, sms: 132 }).collect(),
             node: Some(node),
             dir,
-        }
+        })
     }
 
     fn of_nvidia() -> Bench {
@@ -165,7 +166,7 @@ impl Bench {
         run(command, input, PATIENCE)
     }
 
-    pub fn directories(&self) -> Daemon<'_> {
+    pub fn directories(self: &Arc<Self>) -> Daemon {
         let own = TempDir::with_prefix_in("d-", self.dir.path());
         let own = own.expect("it is ours").keep();
         chmod(&own, 0o755);
@@ -176,25 +177,29 @@ impl Bench {
             dir
         };
         Daemon {
-            bench: self,
+            bench: Arc::clone(self),
             pipe: made("pipe"),
             log: made("log"),
             process: None,
         }
     }
 
-    pub fn daemon(&self) -> Daemon<'_> {
+    pub fn daemon(self: &Arc<Self>) -> Daemon {
         self.daemon_with(&[])
     }
 
-    pub fn daemon_with(&self, env: &[(&str, &str)]) -> Daemon<'_> {
+    pub fn daemon_with(self: &Arc<Self>, env: &[(&str, &str)]) -> Daemon {
         let mut daemon = self.directories();
         daemon.start(env);
         daemon
     }
 }
 
-impl Daemon<'_> {
+impl Daemon {
+    pub fn new() -> Daemon {
+        Bench::new().daemon()
+    }
+
     pub fn env(&self) -> [(&'static str, &str); 2] {
         let [pipe, log] = [&self.pipe, &self.log].map(|path| path.to_str().expect("plain names"));
         [(PIPE, pipe), ("CUDA_MPS_LOG_DIRECTORY", log)]
@@ -302,7 +307,7 @@ impl Daemon<'_> {
     }
 
     pub fn client(&self) -> Client {
-        Client::new(self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
+        Client::new(&self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.pipe).expect("it is ours").flatten();
@@ -313,7 +318,7 @@ impl Daemon<'_> {
     }
 }
 
-impl Drop for Daemon<'_> {
+impl Drop for Daemon {
     fn drop(&mut self) {
         let control = self.bench.control.canonicalize().unwrap();
         let ours =

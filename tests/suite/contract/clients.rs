@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
 use tests::stage::chmod;
 
-use crate::bench::{Bench, PATIENCE, assert_within};
+use crate::bench::{Bench, Daemon, PATIENCE, assert_within};
 use crate::client::{Client, Holding, of_first_gpu, under_mps};
 use crate::processes::STRANGER;
 
@@ -22,8 +22,7 @@ fn a_client_without_a_daemon_runs_outside_mps_without_an_error() {
 
 #[test]
 fn the_first_client_starts_the_server() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let outcome = daemon.client().run();
     assert!(under_mps(outcome.record()));
     daemon.logs("Server is not ready, push client to pending list");
@@ -62,8 +61,7 @@ fn a_client_is_listed_two_ways() {
 
 #[test]
 fn terminate_client_answers_0_and_the_clients_next_call_fails_with_810() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
     let unknown = daemon.say(&format!("terminate_client {server} 999999"));
@@ -78,8 +76,7 @@ fn terminate_client_answers_0_and_the_clients_next_call_fails_with_810() {
 
 #[test]
 fn a_killed_client_hurts_no_other() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(20).hold();
     client.signal(Signal::SIGKILL);
@@ -92,8 +89,7 @@ fn a_killed_client_hurts_no_other() {
 
 #[test]
 fn a_stranger_who_reaches_the_pipe_fails_with_805_and_takes_the_owners_idle_server_down() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let outcome = daemon.client().user(STRANGER).run();
     assert_eq!(outcome.error(), Some(805), "{:?}", outcome.ended);
@@ -107,8 +103,7 @@ fn a_stranger_who_reaches_the_pipe_fails_with_805_and_takes_the_owners_idle_serv
 
 #[test]
 fn a_stranger_who_may_not_enter_the_pipe_runs_outside_mps() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     chmod(&daemon.pipe, 0o700);
     let outcome = daemon.client().user(STRANGER).run();
@@ -134,8 +129,7 @@ fn at_once(client: &Client, count: usize) -> (usize, Vec<String>) {
 
 #[test]
 fn forty_eight_clients_are_served_and_the_next_one_fails() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     daemon.start_server();
     let (served, refused) = at_once(&daemon.client().holding(60), 50);
     assert_eq!((served, refused.len()), (48, 2), "{refused:?}");
@@ -143,9 +137,8 @@ fn forty_eight_clients_are_served_and_the_next_one_fails() {
 
 #[test]
 fn the_more_connections_a_client_wants_the_fewer_are_served_and_the_next_ones_fail_with_809_or_2() {
-    let bench = Bench::new();
     for (connections, most) in [("1", 48), ("8", 15), ("32", 3)] {
-        let daemon = bench.daemon();
+        let daemon = Daemon::new();
         daemon.start_server();
         let client = daemon
             .client()

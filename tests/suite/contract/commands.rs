@@ -1,11 +1,11 @@
 //! The command session: what is answered, and that the exit status says nothing.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Daemon};
 use crate::processes::STRANGER;
 
 #[track_caller]
-fn answers(bench: &Bench, pairs: &[(&str, &str)]) {
-    let daemon = bench.daemon();
+fn answers(pairs: &[(&str, &str)]) {
+    let daemon = Daemon::new();
     for (command, answer) in pairs {
         println!("{command}");
         daemon.say(command).answers(answer);
@@ -14,8 +14,7 @@ fn answers(bench: &Bench, pairs: &[(&str, &str)]) {
 
 #[test]
 fn an_unknown_command_is_told_and_exits_0() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     for word in ["help", "?", "bogus_command", "", "QUIT", "lspart"] {
         daemon
             .say(word)
@@ -25,8 +24,7 @@ fn an_unknown_command_is_told_and_exits_0() {
 
 #[test]
 fn without_a_daemon_every_command_fails_with_1() {
-    let bench = Bench::new();
-    let nothing = bench.directories();
+    let nothing = Bench::new().directories();
     for command in ["get_server_list", "quit", "help"] {
         let ended = nothing.say(command);
         let told = (ended.code(), ended.out.as_str(), ended.err.as_str());
@@ -37,38 +35,34 @@ fn without_a_daemon_every_command_fails_with_1() {
 
 #[test]
 fn queries_before_there_is_a_server() {
-    answers(
-        &Bench::new(),
-        &[
-            ("get_server_list", ""),
-            (" get_server_list", ""),
-            ("get_server_list\r", ""),
-            ("get_server_list x", ""),
-            ("get_default_active_thread_percentage", "100.0\n"),
-            ("get_default_device_pinned_mem_limit 0", ""),
-            ("get_default_client_priority", "0\n"),
-            ("ps", "Server not found\n"),
-            ("ps foo", "Server not found\n"),
-            ("ps -p 7", "Server 7 not found\nServer 7 not found\n\n"),
-            ("get_client_list 1", "Server 1 not found\n"),
-            ("get_client_list", "Server 0 not found\n"),
-            ("get_server_status 1", "Server 1 not found\n"),
-            ("get_server_status", "A server PID is required\n"),
-            ("get_server_status abc", "A server PID is required\n"),
-            ("set_active_thread_percentage 1 50", "Server 1 not found\n"),
-            ("get_active_thread_percentage 1", "Server 1 not found\n"),
-            (
-                "terminate_client 1 2",
-                "Server 1 not found\nServer 1 not found!\n1\n",
-            ),
-        ],
-    );
+    answers(&[
+        ("get_server_list", ""),
+        (" get_server_list", ""),
+        ("get_server_list\r", ""),
+        ("get_server_list x", ""),
+        ("get_default_active_thread_percentage", "100.0\n"),
+        ("get_default_device_pinned_mem_limit 0", ""),
+        ("get_default_client_priority", "0\n"),
+        ("ps", "Server not found\n"),
+        ("ps foo", "Server not found\n"),
+        ("ps -p 7", "Server 7 not found\nServer 7 not found\n\n"),
+        ("get_client_list 1", "Server 1 not found\n"),
+        ("get_client_list", "Server 0 not found\n"),
+        ("get_server_status 1", "Server 1 not found\n"),
+        ("get_server_status", "A server PID is required\n"),
+        ("get_server_status abc", "A server PID is required\n"),
+        ("set_active_thread_percentage 1 50", "Server 1 not found\n"),
+        ("get_active_thread_percentage 1", "Server 1 not found\n"),
+        (
+            "terminate_client 1 2",
+            "Server 1 not found\nServer 1 not found!\n1\n",
+        ),
+    ]);
 }
 
 #[test]
 fn a_refused_percentage_answers_the_unchanged_value() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     for (value, answer) in [
         ("25", "25.0\n"),
         ("0", "25.0\n"),
@@ -124,24 +118,20 @@ fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_whole_gib_are_read_back_a
 #[test]
 fn priority_is_0_or_1() {
     let refused = "Invalid priority value - must be 0 or 1!\n";
-    answers(
-        &Bench::new(),
-        &[
-            ("set_default_client_priority 1", ""),
-            ("set_default_client_priority 5", refused),
-            ("get_default_client_priority", "1\n"),
-            ("set_default_client_priority -1", refused),
-            ("get_default_client_priority", "1\n"),
-            ("set_default_client_priority", ""),
-            ("get_default_client_priority", "0\n"),
-        ],
-    );
+    answers(&[
+        ("set_default_client_priority 1", ""),
+        ("set_default_client_priority 5", refused),
+        ("get_default_client_priority", "1\n"),
+        ("set_default_client_priority -1", refused),
+        ("get_default_client_priority", "1\n"),
+        ("set_default_client_priority", ""),
+        ("get_default_client_priority", "0\n"),
+    ]);
 }
 
 #[test]
 fn many_commands_in_one_session_answer_in_order_without_a_delimiter() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let lines = "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 3G\n\
                  get_default_device_pinned_mem_limit 0\nget_server_list\nget_default_active_thread_percentage";
     daemon.say(lines).answers("25.0\n3G\n25.0\n");
@@ -150,25 +140,21 @@ fn many_commands_in_one_session_answer_in_order_without_a_delimiter() {
 #[test]
 fn start_server_wants_a_uid() {
     let required = "A user id (UID) is required to start a new server\n";
-    answers(
-        &Bench::new(),
-        &[
-            ("start_server", required),
-            ("start_server -uid", required),
-            ("start_server -uid abc", required),
-            (
-                "start_server 54321",
-                "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n",
-            ),
-            ("get_server_list", ""),
-        ],
-    );
+    answers(&[
+        ("start_server", required),
+        ("start_server -uid", required),
+        ("start_server -uid abc", required),
+        (
+            "start_server 54321",
+            "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n",
+        ),
+        ("get_server_list", ""),
+    ]);
 }
 
 #[test]
 fn a_stranger_may_ask_but_not_set_and_not_quit_and_is_told_with_exit_0() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let refusal = format!(
         "Insufficient privileges for UID {STRANGER}. Control deamon settings can only be modified by the user who \
          started it or by the root user.\n"
@@ -188,8 +174,7 @@ fn a_stranger_may_ask_but_not_set_and_not_quit_and_is_told_with_exit_0() {
 
 #[test]
 fn root_may_set_and_quit() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let set = "set_default_active_thread_percentage 40";
     daemon.say_as(0, set).answers("40.0\n");
     assert_eq!(daemon.say_as(0, "quit").code(), 0);
@@ -198,8 +183,7 @@ fn root_may_set_and_quit() {
 
 #[test]
 fn the_log_has_each_command_of_a_session_as_it_was_said() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let commands = ["set_default_active_thread_percentage 25", "get_server_list"];
     daemon.say(&commands.join("\n"));
     for command in commands {

@@ -6,13 +6,12 @@ use nix::sys::signal::Signal;
 use tests::double::look::{alive, wait_until};
 use tests::place::kill;
 
-use crate::bench::{Bench, HANGS, PATIENCE};
+use crate::bench::{Daemon, HANGS, PATIENCE};
 use crate::client::under_mps;
 
 #[test]
 fn a_killed_server_costs_its_clients_806_and_the_next_client_gets_a_new_one() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
     kill(server, Signal::SIGKILL);
@@ -24,8 +23,7 @@ fn a_killed_server_costs_its_clients_806_and_the_next_client_gets_a_new_one() {
 
 #[test]
 fn a_killed_control_daemon_takes_its_server_with_it_and_later_clients_run_outside_mps() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
     daemon.process().signal(Signal::SIGKILL);
@@ -38,8 +36,7 @@ fn a_killed_control_daemon_takes_its_server_with_it_and_later_clients_run_outsid
 
 #[test]
 fn a_stopped_server_hangs_every_command_that_asks_it_and_then_all_others_and_quit_too() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     kill(server, Signal::SIGSTOP);
     // The daemon answers this without its server.
@@ -55,8 +52,7 @@ fn a_stopped_server_hangs_every_command_that_asks_it_and_then_all_others_and_qui
 
 #[test]
 fn a_stopped_server_dies_with_its_control_daemon() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     kill(server, Signal::SIGSTOP);
     daemon.process().signal(Signal::SIGKILL);
@@ -70,8 +66,7 @@ fn a_stopped_server_dies_with_its_control_daemon() {
 
 #[test]
 fn a_stopped_control_daemon_hangs_commands_and_new_clients() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.start_server();
     daemon.process().signal(Signal::SIGSTOP);
     assert!(daemon.hangs("get_server_list"));

@@ -1,6 +1,7 @@
 //! The doubles' NVML, and faults that the fault matrix could not tell from no fault. Not tried with
 //! NVIDIA's program.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -18,11 +19,11 @@ use crate::processes::USER;
 /// A time in which nothing must happen.
 const MOMENT: Duration = Duration::from_millis(300);
 
-fn double(change: impl FnOnce(Builder) -> Builder) -> Option<Bench> {
+fn double(change: impl FnOnce(Builder) -> Builder) -> Option<Arc<Bench>> {
     (!nvidia()).then(|| Bench::of_double(change))
 }
 
-fn faulty(set: impl FnOnce(&mut Faults)) -> Option<Bench> {
+fn faulty(set: impl FnOnce(&mut Faults)) -> Option<Arc<Bench>> {
     double(|b| b.fault(set))
 }
 

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use tests::stage::chmod;
@@ -17,7 +18,7 @@ const HIDES: &str =
 
 /// The subject, the device files of its GPUs, and a directory of our own.
 struct Node {
-    bench: Bench,
+    bench: Arc<Bench>,
     files: Vec<PathBuf>,
     room: TempDir,
 }
@@ -114,7 +115,7 @@ impl Node {
         .concat()
     }
 
-    fn daemon(&self, seen: &[usize]) -> Daemon<'_> {
+    fn daemon(&self, seen: &[usize]) -> Daemon {
         let uuids: Vec<String> = seen.iter().map(|gpu| self.uuid(*gpu)).collect();
         let words = self.hiding(seen, &[format!("{VISIBLE}={}", uuids.join(","))]);
         let mut daemon = self.bench.directories();

@@ -103,8 +103,7 @@ fn a_client_may_tighten_its_memory_limit_in_three_spellings_but_not_widen_it() {
 
 #[test]
 fn a_client_that_asks_nonsense_or_names_a_gpu_it_does_not_see_is_free_of_every_memory_limit() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     daemon.say("set_default_device_pinned_mem_limit 0 3G");
     for value in [
         "garbage",
@@ -119,8 +118,7 @@ fn a_client_that_asks_nonsense_or_names_a_gpu_it_does_not_see_is_free_of_every_m
 #[test]
 fn a_client_may_name_its_limit_in_mib_without_a_unit_and_fails_if_it_leaves_no_room_for_a_context()
 {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     daemon.say("set_default_active_thread_percentage 25");
     let record = client(&daemon, MEMORY, "0=1024");
     assert!(limited_to(&record, 1024), "{record}");

@@ -2,6 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tests::double::visible::multiprocessors;
@@ -13,7 +14,7 @@ use crate::processes::{USER, command, run};
 /// The default of `daemon_group`.
 const OWN_GROUP: u32 = 65_530;
 
-fn daemon(bench: &Bench) -> Daemon<'_> {
+fn daemon(bench: &Arc<Bench>) -> Daemon {
     let daemon = bench.daemon();
     daemon.say("set_default_active_thread_percentage 25");
     daemon.start_server();

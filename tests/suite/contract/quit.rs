@@ -4,13 +4,12 @@ use std::time::{Duration, Instant};
 
 use tests::double::look::{alive, wait_until};
 
-use crate::bench::{Bench, PATIENCE, assert_within};
+use crate::bench::{Daemon, PATIENCE, assert_within};
 use crate::processes::{STRANGER, USER};
 
 #[test]
 fn an_idle_server_and_its_daemon_are_gone_soon_and_two_files_with_them() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let ended = daemon.say("quit");
     ended.answers("");
@@ -25,8 +24,7 @@ fn an_idle_server_and_its_daemon_are_gone_soon_and_two_files_with_them() {
 
 #[test]
 fn without_a_server_it_takes_no_time() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let ended = daemon.say("quit");
     assert_eq!(ended.code(), 0);
     assert_within(ended.took, Duration::from_millis(500));
@@ -35,16 +33,14 @@ fn without_a_server_it_takes_no_time() {
 
 #[test]
 fn an_unknown_word_after_it_is_ignored() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     assert_eq!(daemon.say("quit -x").code(), 0);
     daemon.ends();
 }
 
 #[test]
 fn right_after_start_server_it_ends_all_the_same() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.say(&format!("start_server -uid {USER}"));
     daemon.say("quit");
     daemon.ends();
@@ -52,8 +48,7 @@ fn right_after_start_server_it_ends_all_the_same() {
 
 #[test]
 fn a_busy_client_blocks_it_until_the_client_ends() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let begun = Instant::now();
     let client = daemon.client().on_first_gpu().holding(2).hold();
@@ -81,8 +76,7 @@ fn a_busy_client_blocks_it_until_the_client_ends() {
 
 #[test]
 fn with_a_time_it_takes_the_client_down_after_that_time() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.start_server();
     let client = daemon.client().holding(4).hold();
     let ended = daemon.say("quit -t 1");
@@ -96,8 +90,7 @@ fn with_a_time_it_takes_the_client_down_after_that_time() {
 
 #[test]
 fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.start_server();
     let client = daemon.client().holding(4).hold();
     let quit = daemon.begin("quit");
@@ -116,8 +109,7 @@ fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
 
 #[test]
 fn commands_after_it_in_the_same_session_are_still_answered() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.start_server();
     let get = "get_default_active_thread_percentage";
     let ended = daemon.say(&format!("{get}\nquit\n{get}"));
@@ -127,8 +119,7 @@ fn commands_after_it_in_the_same_session_are_still_answered() {
 
 #[test]
 fn it_goes_on_when_its_session_is_killed() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(3).hold();
     assert!(daemon.hangs("quit"));
@@ -139,8 +130,7 @@ fn it_goes_on_when_its_session_is_killed() {
 
 #[test]
 fn the_exit_status_is_1_if_a_server_has_ever_failed() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.say_as(STRANGER, &format!("start_server -uid {STRANGER}"));
     daemon.logs("exited with status 1");
     daemon.start_server();

@@ -23,8 +23,7 @@ fn start_server_returns_before_the_server_is_ready() {
 /// `mpsd` relies on this: it reads the log, which needs no session, and does not ask.
 #[test]
 fn a_server_is_active_from_the_moment_its_log_says_ready() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     daemon.say(&format!("start_server -uid {USER}"));
     daemon.logs("NEW SERVER ");
     daemon.logs("Server has started");
@@ -36,8 +35,7 @@ fn a_server_is_active_from_the_moment_its_log_says_ready() {
 
 #[test]
 fn the_server_is_a_child_of_the_daemon_and_runs_as_its_user() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let about = process(daemon.start_server()).unwrap();
     assert_eq!((about.parent, about.uid), (daemon.pid(), USER));
     let name = "nvidia-cuda-mps-server";
@@ -55,8 +53,7 @@ fn assert_refuses_a_stranger(daemon: &Daemon) {
 
 #[test]
 fn a_second_start_changes_nothing() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     daemon.say(&format!("start_server -uid {USER}")).answers("");
     assert_eq!(daemon.server(), Some(server));
@@ -66,8 +63,7 @@ fn a_second_start_changes_nothing() {
 
 #[test]
 fn a_server_for_a_stranger_is_refused_and_a_strangers_own_request_fails_in_the_log_alone() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     assert_refuses_a_stranger(&daemon);
     let ended = daemon.say_as(STRANGER, &format!("start_server -uid {STRANGER}"));
     ended.answers("");
@@ -140,8 +136,7 @@ fn a_running_server_can_be_given_other_limits() {
 
 #[test]
 fn sigterm_ends_an_idle_server_with_0_and_the_daemon_stays() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     kill(server, Signal::SIGTERM);
     assert!(wait_until(PATIENCE, || !alive(server)));
@@ -151,8 +146,7 @@ fn sigterm_ends_an_idle_server_with_0_and_the_daemon_stays() {
 
 #[test]
 fn sigterm_ends_a_busy_server_too_and_its_client_gets_806() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
     kill(server, Signal::SIGTERM);

@@ -64,8 +64,7 @@ fn one_server_serves_its_users_cgroups_and_sessions_though_the_daemons_starter_i
     let Some(cgroups) = Cgroups::make() else {
         return not_verified("a cgroup hierarchy that can be written");
     };
-    let bench = Bench::new();
-    let mut daemon = bench.directories();
+    let mut daemon = Bench::new().directories();
     daemon.start_through(&words(&cgroups.enter(0, "\"$@\" & wait"), &[]));
     daemon.process().signal(Signal::SIGKILL);
     assert!(daemon.process().ended_within(PATIENCE).is_some());
@@ -186,8 +185,7 @@ fn a_working_client_that_is_terminated_fails_with_810_and_its_neighbour_keeps_it
 /// A report relies on this to say which job a client belonged to.
 #[test]
 fn the_log_names_the_pid_of_a_client_that_connects_ends_or_is_terminated() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let [ends, terminated] = [(); 2].map(|()| daemon.client().on_first_gpu().holding(2).hold());
     let pids = [ends.pid(), terminated.pid()];

@@ -35,8 +35,7 @@ fn modes(daemon: &Daemon) -> [u32; 5] {
 
 #[test]
 fn foreground_answers_within_a_second_and_makes_these_files() {
-    let bench = Bench::new();
-    let mut daemon = bench.directories();
+    let mut daemon = Bench::new().directories();
     let begin = Instant::now();
     daemon.start(&[]);
     assert_within(begin.elapsed(), Duration::from_secs(1));
@@ -58,8 +57,7 @@ fn foreground_answers_within_a_second_and_makes_these_files() {
 
 #[test]
 fn umask_narrows_the_privileged_socket_alone() {
-    let bench = Bench::new();
-    let mut daemon = bench.directories();
+    let mut daemon = Bench::new().directories();
     let narrow = || {
         umask(Mode::from_bits_truncate(0o077));
         Ok(())
@@ -71,8 +69,7 @@ fn umask_narrows_the_privileged_socket_alone() {
 
 #[test]
 fn foreground_writes_both_logs_to_standard_output_and_no_file() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let pid = daemon.pid();
     let [log, _] = daemon.process().written();
@@ -130,8 +127,7 @@ fn quit(daemon: &Daemon, pid: u32) {
 
 #[test]
 fn background_leaves_a_daemon_in_its_own_session_and_a_file_for_each_log() {
-    let bench = Bench::new();
-    let daemon = bench.directories();
+    let daemon = Bench::new().directories();
     let pid = background(&daemon);
     let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(pid.cast_signed())));
     assert_eq!(session.unwrap().as_raw().cast_unsigned(), pid);
@@ -149,8 +145,7 @@ fn background_leaves_a_daemon_in_its_own_session_and_a_file_for_each_log() {
 #[test]
 fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_lives_on_unreachable()
  {
-    let bench = Bench::new();
-    let first = bench.daemon();
+    let first = Daemon::new();
     for file in first.files() {
         fs::remove_file(first.pipe.join(file)).unwrap();
     }
@@ -167,8 +162,7 @@ fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_
 /// A shared MPS that was told to quit comes back by that (mpsd/src/daemon/comeback.rs).
 #[test]
 fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_with_its_clients() {
-    let bench = Bench::new();
-    let first = bench.daemon();
+    let first = Daemon::new();
     let busy = first.client().holding(20).hold();
     fs::remove_file(first.pipe.join("control_lock")).unwrap();
     let second = background(&first);
@@ -183,8 +177,7 @@ fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_
 
 #[test]
 fn a_directory_left_by_a_killed_daemon_is_taken_over() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     daemon.process().signal(Signal::SIGKILL);
     daemon.ends();
     assert!(daemon.files().contains(&FILES[4].to_owned()));
@@ -211,8 +204,7 @@ fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
 
 #[test]
 fn a_missing_log_directory_is_only_a_warning() {
-    let bench = Bench::new();
-    let mut daemon = bench.directories();
+    let mut daemon = Bench::new().directories();
     daemon.log = "/nonexistent/log".into();
     daemon.start(&[]);
     daemon.logs(
@@ -265,8 +257,7 @@ fn help_lists_the_options_and_an_unknown_one_gets_it_too() {
 
 #[test]
 fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
-    let bench = Bench::new();
-    let mut daemon = bench.daemon();
+    let mut daemon = Daemon::new();
     let server = daemon.start_server();
     daemon.process().signal(Signal::SIGTERM);
     let second = Duration::from_secs(1);
@@ -279,8 +270,7 @@ fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
 
 #[test]
 fn missing_directories_are_made_where_the_user_may_and_the_pipe_is_open_to_everybody() {
-    let bench = Bench::new();
-    let mut daemon = bench.directories();
+    let mut daemon = Bench::new().directories();
     daemon.pipe = daemon.pipe.join("made");
     daemon.log = daemon.log.join("made");
     daemon.start(&[]);

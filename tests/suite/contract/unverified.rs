@@ -1,10 +1,12 @@
 //! What no test may try on a GPU, because it would need a GPU fault or another compute mode. Only
 //! the double is tried.
 
+use std::sync::Arc;
+
 use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
 
-use crate::bench::{Bench, PATIENCE, nvidia};
+use crate::bench::{Bench, Daemon, PATIENCE, nvidia};
 use crate::client::{Client, of_first_gpu, under_mps};
 use crate::processes::USER;
 use tests::double::mig;
@@ -49,8 +51,7 @@ fn after_a_killed_rank_the_next_client_fails_once_with_719_and_the_log_names_it(
     if nvidia() {
         return;
     }
-    let bench = Bench::new();
-    let daemon = bench.daemon();
+    let daemon = Daemon::new();
     let server = daemon.start_server();
     let ranks = [(); 2].map(|()| daemon.client().paired().holding(20).hold());
     for rank in &ranks {
@@ -73,7 +74,7 @@ fn after_a_killed_rank_the_next_client_fails_once_with_719_and_the_log_names_it(
     assert_eq!(daemon.client().run().error(), None);
 }
 
-fn in_mode(mode: &str) -> Option<Bench> {
+fn in_mode(mode: &str) -> Option<Arc<Bench>> {
     if nvidia() {
         return None;
     }

@@ -7,11 +7,9 @@ mod site;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use nix::sys::signal::{SigSet, Signal};
 use tests::slurm::{Bed, Record};
 
 use onlooker::Onlooker;
@@ -23,35 +21,19 @@ const JOB: Duration = Duration::from_secs(90);
 /// Longest time until the nodes are as before.
 const AFTER: Duration = Duration::from_secs(40);
 
-/// A signal has arrived, and a thread cleans up.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
+/// On Ctrl-C it ends at once, and the bed's warden removes the rest.
 fn main() -> ExitCode {
-    // Before any thread starts, so that all have the mask and only one of them receives Ctrl-C.
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    if let Err(error) = signals.thread_block() {
-        eprintln!("demo: cannot block signals: {error}");
-        return ExitCode::FAILURE;
-    }
-    match run(signals) {
+    match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Ctrl-C removed the bed: the thread that cleans up prints the last line and ends the
-            // process.
-            while INTERRUPTED.load(Ordering::Acquire) {
-                std::thread::park();
-            }
             eprintln!("demo: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(signals: SigSet) -> Result<bool> {
+fn run() -> Result<bool> {
     let started = Instant::now();
     let mut site = Site::find()?;
     println!("{}\n", site.headline());
@@ -59,7 +41,6 @@ fn run(signals: SigSet) -> Result<bool> {
     step("installing plugin and programs into the throw-away cluster");
     site.install(&mut bed)?;
     let bed = Arc::new(bed);
-    clean_up_on(signals, Arc::clone(&bed));
     step("starting munge, slurmctld and the nodes");
     let up = Instant::now();
     if let Err(error) = bed.start() {
@@ -108,21 +89,4 @@ fn run(signals: SigSet) -> Result<bool> {
 
 fn step(what: &str) {
     println!("· {what}");
-}
-
-/// On a signal, ends the bed and then this process, so that nothing survives Ctrl-C.
-fn clean_up_on(signals: SigSet, bed: Arc<Bed>) {
-    std::thread::spawn(move || {
-        let Ok(signal) = signals.wait() else { return };
-        INTERRUPTED.store(true, Ordering::Release);
-        eprintln!("\ndemo: {signal}: cleaning up");
-        if let Err(error) = bed.end() {
-            eprintln!("demo: {error:#}");
-        }
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the main thread waits for a command of the bed that is gone"
-        )]
-        std::process::exit(128 + signal as i32);
-    });
 }

@@ -1,4 +1,4 @@
-//! NVIDIA's control daemon or its double, started by the shortest possible means: the floor of the
+//! NVIDIA's control daemon, started by the shortest possible means: the floor of the
 //! prologue's time.
 
 use std::io::{BufRead as _, BufReader};
@@ -8,11 +8,10 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use ::tests::child::{self, Ran};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-use crate::child::{self, Ran};
 
 /// Longest time for a step of the start; 0.75 s was the longest ever seen.
 const STEP: Duration = Duration::from_secs(20);
@@ -22,10 +21,9 @@ pub struct Daemon<'a> {
     directory: PathBuf,
     child: Option<Child>,
     lines: Receiver<(String, Instant)>,
-    pub log: Vec<String>,
     /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
     pub ready: Duration,
-    pub server: u32,
+    server: u32,
 }
 
 impl<'a> Daemon<'a> {
@@ -57,82 +55,61 @@ impl<'a> Daemon<'a> {
             directory,
             child: Some(child),
             lines,
-            log: Vec::new(),
             ready: Duration::ZERO,
             server: 0,
         };
-        daemon.wait_for_socket(&pipe.join("control"), begin)?;
-        daemon.ask_until_answered(session, begin)?;
+        let limit = STEP.as_secs();
+        let socket = pipe.join("control");
+        while !socket.exists() {
+            let said = || daemon.lines.try_iter().map(|(line, _)| line + "\n");
+            ensure!(
+                begin.elapsed() < STEP,
+                "no control socket after {limit} s:\n{}",
+                said().collect::<String>()
+            );
+            thread::sleep(Duration::from_micros(100));
+        }
+        // It exists some milliseconds before the daemon answers.
+        loop {
+            let ran = daemon.command(session)?;
+            if ran.code == Some(0) {
+                break;
+            }
+            let story = ran.story();
+            ensure!(
+                begin.elapsed() < STEP,
+                "the daemon does not answer: {story}"
+            );
+        }
         daemon.ready = daemon.wait_for_ready()? - begin;
         Ok(daemon)
     }
 
-    fn wait_for_socket(&mut self, socket: &Path, begin: Instant) -> Result<()> {
-        while !socket.exists() {
-            if begin.elapsed() > STEP {
-                self.collect();
-                bail!(
-                    "no control socket after {} s:\n{}",
-                    STEP.as_secs(),
-                    self.log.join("\n")
-                );
-            }
-            thread::sleep(Duration::from_micros(100));
-        }
-        Ok(())
-    }
-
-    /// The socket exists some milliseconds before the daemon answers.
-    fn ask_until_answered(&self, session: &str, begin: Instant) -> Result<()> {
-        loop {
-            let ran = self.command(session)?;
-            if ran.code == Some(0) {
-                return Ok(());
-            }
-            if begin.elapsed() > STEP {
-                bail!("the daemon does not answer: {}", ran.story());
-            }
-        }
-    }
-
     fn wait_for_ready(&mut self) -> Result<Instant> {
-        let deadline = Instant::now() + STEP;
+        let (deadline, mut log) = (Instant::now() + STEP, String::new());
         loop {
             child::go_on()?;
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok((line, at)) = self.lines.recv_timeout(left) else {
-                bail!(
-                    "no server was ready after {} s:\n{}",
-                    STEP.as_secs(),
-                    self.log.join("\n")
-                );
+                bail!("no server was ready after {} s:\n{log}", STEP.as_secs());
             };
             let server = line
                 .split_once("NEW SERVER ")
-                .and_then(|(_, rest)| rest.strip_suffix(": Ready"))
-                .and_then(|pid| pid.parse().ok());
-            self.log.push(line);
-            if let Some(pid) = server {
+                .and_then(|(_, rest)| rest.strip_suffix(": Ready"));
+            if let Some(pid) = server.and_then(|pid| pid.parse().ok()) {
                 self.server = pid;
                 return Ok(at);
             }
+            log += &(line + "\n");
         }
     }
 
-    /// Takes in what was logged meanwhile.
-    pub fn collect(&mut self) {
-        while let Ok((line, _)) = self.lines.try_recv() {
-            self.log.push(line);
-        }
-    }
-
-    pub fn command(&self, session: &str) -> Result<Ran> {
+    fn command(&self, session: &str) -> Result<Ran> {
         child::run(&mut (self.control)(), session, STEP)
     }
 
-    /// `quit`, then waits until daemon and server are gone. Returns how long that took, and the
-    /// whole log.
-    pub fn quit(mut self) -> Result<(Duration, Vec<String>)> {
+    /// `quit`, then waits until daemon and server are gone. Returns how long that took.
+    pub fn quit(mut self) -> Result<Duration> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;
         let Some(mut child) = self.child.take() else {
@@ -149,9 +126,7 @@ impl<'a> Daemon<'a> {
         child::until(STEP, Duration::from_millis(1), || {
             !child::alive(self.server)
         })?;
-        let took = begin.elapsed();
-        self.collect();
-        Ok((took, std::mem::take(&mut self.log)))
+        Ok(begin.elapsed())
     }
 }
 
