@@ -33,11 +33,33 @@ impl Layer<'_> {
 /// The parts of the file, in order, each key read once with all its checks; or the file's first
 /// error.
 pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
-    let file = DeTable::parse(text).map_err(|error| ConfigError::toml(&error, 0..0))?;
+    let file = DeTable::parse(text).map_err(|error| of_value(&error, text))?;
     let (layers, errors) = read(file.into_inner());
     match errors.into_iter().min_by_key(|error| error.span.start) {
         None => Ok(layers),
         Some(error) => Err(error),
+    }
+}
+
+/// An error of the TOML parser. If it is in a value, with the value's key, and how that is written:
+/// the parser guesses at a type, and knows none.
+fn of_value(error: &toml::de::Error, text: &str) -> ConfigError {
+    let error = ConfigError::toml(error, 0..0);
+    let before = text.get(..error.span.start).unwrap_or_default();
+    let (above, line) = before.rsplit_once('\n').unwrap_or(("", before));
+    let table = |line: &'_ str| Some(line.trim().strip_prefix('[')?.split(']').next()?.to_owned());
+    let table = above.lines().rev().find_map(table).unwrap_or_default();
+    let section = SECTIONS.iter().find(|section| section.name == table);
+    let section = section.unwrap_or(&SECTIONS[0]);
+    let rows = || SECTIONS.iter().flat_map(|section| section.rows);
+    let row = line.split_once('=').and_then(|(key, _)| {
+        let is_here = |row: &&Row| row.key == key.trim();
+        let of_section = section.rows.iter().find(is_here);
+        of_section.or_else(|| rows().find(|row| row.name == key.trim()))
+    });
+    match row {
+        Some(row) => error.of_key(row.name).allowed(&row.usual()),
+        None => error,
     }
 }
 

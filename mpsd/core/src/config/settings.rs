@@ -31,6 +31,15 @@ pub struct Row {
     written: fn(&Settings) -> Option<String>,
 }
 
+impl Row {
+    /// `max_clients = 48`: its default, or its example.
+    pub(super) fn usual(&self) -> String {
+        let example = || self.example.map(str::to_owned);
+        let value = (self.written)(&Settings::default()).or_else(example);
+        format!("{} = {}", self.key, value.unwrap_or_default())
+    }
+}
+
 /// The keys of one table, or the keys outside of tables.
 #[derive(Debug)]
 pub struct Section {

@@ -40,6 +40,11 @@ impl ConfigError {
         Self { why, ..self }
     }
 
+    pub(super) fn allowed(self, line: &str) -> Self {
+        let why = format!("{}; allowed: as in '{line}'", self.why);
+        Self { why, ..self }
+    }
+
     /// An error of serde or the TOML parser in `part` of the file.
     pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
         Self::at(error.span().unwrap_or(part), in_words(error.message()))
