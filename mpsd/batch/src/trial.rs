@@ -112,6 +112,18 @@ pub static SRUN: Trial = Trial {
     },
 };
 
+/// The line of what the submitting command said by which it did not reach its scheduler. `said`:
+/// its lines, joined by "; ".
+pub fn unreached(said: &str) -> Option<&str> {
+    const WORDS: [&str; 3] = [
+        "Munge encode failed",
+        "Unable to contact slurm controller",
+        "cannot connect to server",
+    ];
+    let mut lines = said.split("; ");
+    lines.find(|line| WORDS.iter().any(|words| line.contains(words)))
+}
+
 const QSUB_REQUEST: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 
 pub static QSUB_OF_TORQUE: Trial = Trial {
@@ -226,6 +238,28 @@ mod tests {
                 format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n");
             assert_eq!(typed.input, input);
         }
+    }
+
+    #[test]
+    fn a_command_that_did_not_reach_its_scheduler_is_known_by_one_line() {
+        // Slurm 22.05.8.
+        let munge = "srun: error: If munged is up, restart with --num-threads=10; srun: error: Munge encode failed: Failed to access \
+                     \"/run/munge/munge.socket.2\": No such file or directory (Did you start munged?); srun: error: \
+                     slurm_send_node_msg: auth_g_create: REQUEST_RESOURCE_ALLOCATION has authentication error";
+        let line = unreached(munge).unwrap();
+        assert!(
+            line.starts_with("srun: error: Munge encode failed: Failed to access"),
+            "{line}"
+        );
+        assert!(line.ends_with("(Did you start munged?)"), "{line}");
+        let down = "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)";
+        assert_eq!(unreached(down), Some(down));
+        let pbs = "qsub: cannot connect to server s (errno=15010)";
+        assert_eq!(unreached(&format!("Connection refused; {pbs}")), Some(pbs));
+        assert_eq!(
+            unreached("srun: error: Invalid partition name specified"),
+            None
+        );
     }
 
     #[test]

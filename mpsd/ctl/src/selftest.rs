@@ -5,7 +5,7 @@
 use super::attach::Caller;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use super::{NAME, complain};
-use batch::trial::{CommandLine, MEMORY_MIB, Trial, TrialJob};
+use batch::trial::{CommandLine, MEMORY_MIB, Trial, TrialJob, unreached};
 use batch::{ALL, BatchSystem, Scheduler, by_name};
 use mpsd::cli::programs::least_mib;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
@@ -126,12 +126,18 @@ impl Selftest {
         };
         let request = trial.request;
         let probe = runner.run().map_err(|error| match error {
-            TrialError::Failed(why) => {
-                let remedy = (trial.remedy)(&why);
-                failed(format!(
-                    "job: the one that asked with '{request}': {why}: {remedy}"
-                ))
-            }
+            TrialError::Failed(why) => match unreached(&why) {
+                Some(line) => failed(format!(
+                    "job: {} does not reach {scheduler}: {line}",
+                    trial.submits
+                )),
+                None => {
+                    let remedy = (trial.remedy)(&why);
+                    failed(format!(
+                        "job: the one that asked with '{request}': {why}: {remedy}"
+                    ))
+                }
+            },
             interrupted => interrupted,
         })?;
         let lines = proved(&probe, request, (trial.remedy)(""));
