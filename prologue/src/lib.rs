@@ -19,7 +19,7 @@ use mpsd::job::report::JobOutcome;
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
-use mpsd::node::unbegun;
+use mpsd::node::{directories, unbegun};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
@@ -143,7 +143,7 @@ impl Prologue {
         })
     }
 
-    /// Reads the configuration (fault) and looks the user up (undetermined).
+    /// Reads the configuration, checks run_dir (faults), and looks the user up (undetermined).
     fn prepare(
         &self,
         submission: &Submission,
@@ -152,6 +152,7 @@ impl Prologue {
         deadline: Deadline,
     ) -> Result<Job, Failure> {
         let (config, settings) = self.load(&node)?;
+        directories::check_run(&settings.paths)?;
         let user = find_user(&submission.user)?;
         Ok(Job {
             submission: submission.clone(),
@@ -240,14 +241,16 @@ impl Prologue {
         };
         let why = Mode::auto_without(&failure.to_string());
         node.log(Severity::Info, &format!("job {}: {why}", submission.job));
-        if settings.is_some() {
+        // A task does not start by a record that others could have written.
+        let is_fit = |settings: Settings| directories::check_run(&settings.paths).is_ok();
+        if settings.is_some_and(is_fit) {
             outcome::leave_out(&mut node, &submission.job, uid, failure);
         }
         0
     }
 
-    /// Reports and records a failure without a prepared job: an unusable configuration or an
-    /// unknown user. It is not drained, and the exit is delayed.
+    /// Reports and records a failure without a prepared job: an unusable configuration or run_dir,
+    /// or an unknown user. It is not drained, and the exit is delayed.
     fn fail_unprepared(
         &self,
         submission: &Submission,

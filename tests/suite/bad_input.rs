@@ -2,14 +2,15 @@
 //! not ask is not touched.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tests::double::node::Node;
 use tests::place::{Place, Running, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, prologue_args};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, prologue_args, uid_of};
 
 /// A job without MPS may cost no more than this.
 const FREE: Duration = Duration::from_millis(5);
@@ -170,6 +171,33 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
         }
     });
     assert_eq!(counters().ok(), before);
+}
+
+/// The job's tasks would obey nothing in it.
+#[test]
+fn a_run_dir_that_others_could_change_is_the_nodes_misconfiguration() {
+    let node = nix::unistd::gethostname().expect("name");
+    let line = format!("MPS is misconfigured on {} (not your job)", node.display());
+    type Spoil = (fn(&Path), &'static str);
+    let spoils: [Spoil; 2] = [
+        (|run| chmod(run, 0o777), "(mode 0777): chmod go-w"),
+        (
+            |run| chown(run, Some(uid_of(USER)), None).expect("chown"),
+            "not to root: chown root",
+        ),
+    ];
+    std::thread::scope(|scope| {
+        for (spoil, remedy) in spoils {
+            let line = &line;
+            scope.spawn(move || {
+                let place = Place::new(fast(1), "deadline_s = 6");
+                spoil(&place.directory("run/jobs"));
+                let ran = place.torque_on_gpu_0("16.srv", "MPS=true");
+                says(&place, &ran, 2, &[line, "run_dir: '", remedy]);
+                place.assert_not_drained(remedy);
+            });
+        }
+    });
 }
 
 #[test]

@@ -215,8 +215,14 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
 
     let run = |mode: u32| move |place: &mut Place| chmod(&place.path("run"), mode);
     let line =
-        "lets users not pass, so that no server starts and no client finds its own; chmod o+x";
+        "does not let users pass, so that no server starts and no client finds its own; chmod o+x";
     found(&mut place, line, run(0o700), run(0o755));
+
+    let line = "may be written by group or others (mode 0777): chmod go-w, so that no task";
+    found(&mut place, line, run(0o777), run(0o755));
+    let state = |mode: u32| move |place: &mut Place| chmod(&place.path("state"), mode);
+    let line = "WARN  state_dir: '";
+    found(&mut place, line, state(0o775), state(0o755));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::double::{Builder, look};
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, finish, script};
+use tests::stage::{Ran, USER, chmod, finish, script};
 const NODE: &str = "gpu001";
 
 struct Site {
@@ -347,6 +347,48 @@ fn a_drain_is_delivered_late_and_lifted_by_the_administrator_if_no_gpu_is_lost()
     site.reconcile();
     site.server("state", "free");
     site.reconcile().prints("over, it was lifted: forgotten");
+}
+
+#[test]
+fn a_drain_stays_while_users_do_not_pass_to_run_dir() {
+    let site = Site::new("");
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
+    site.marker(reason, false);
+    site.reconciles(": delivered");
+    let undrain = || site.mpsctl(&["undrain"]);
+    chmod(&site.path("run"), 0o700);
+    undrain().exits(2).prints("does not let users pass");
+    assert_eq!(site.note(), ["offline", reason]);
+    chmod(&site.path("run"), 0o755);
+    undrain().ok().prints("lifted after a clean recheck");
+}
+
+/// An administrator has changed run_dir while the job runs.
+#[test]
+fn a_job_below_an_earlier_run_dir_is_named_and_taken_down_after_it() {
+    let site = Site::new("");
+    site.start("8.srv");
+    site.job("8.srv", "R", NODE);
+    let idle = || site.place.mpsctl(&["idle"]);
+    idle().exits(1).complains("8.srv").lacks("an earlier");
+    let run = site.path("run").display().to_string();
+    let text = fs::read_to_string(site.place.config()).expect("configuration");
+    let text = text.replace(&format!("\"{run}\""), &format!("\"{run}-new\""));
+    fs::write(site.place.config(), text).expect("configuration");
+
+    let named = format!("8.srv (below '{run}', an earlier run_dir: 'mpsctl reconcile'");
+    idle().exits(1).complains(&named);
+    let doctor = site.mpsctl(&["doctor", "--problems"]).exits(2);
+    doctor.prints(format!("FAIL  job {named}"));
+    // Its advice would be to end the daemon.
+    doctor.lacks(format!("pipe directory '{run}"));
+    site.reconciles("job 8.srv: its scheduler has it here: left alone");
+    idle().exits(1).complains(&named);
+
+    fs::remove_file(site.path("server/jobs/8.srv")).expect("the job's end");
+    site.reconciles("job 8.srv: gone");
+    idle().ok();
+    site.assert_clean();
 }
 
 #[test]

@@ -498,7 +498,10 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
 
     chown(&conf, Some(uid_of(USER)), None).expect("chown");
     let ran = check().exits(1);
-    ran.complains(format!("belongs to user {}, not to root", uid_of(USER)));
+    ran.complains(format!(
+        "belongs to user {}, not to root: chown root",
+        uid_of(USER)
+    ));
     ran.complains("name the slurm.conf in mpsd.toml")
         .lacks(&own);
     let named = format!("[slurm]\nconf = \"{}\"", conf.display());

@@ -98,6 +98,16 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     Err(FileError::unfit(&here, what))
 }
 
+/// Checks the directory `path`, and those above it, as [`open_trusted`] does for a file in it. One
+/// that is not there is no error.
+pub fn check_directory(path: &Path) -> Result<(), FileError> {
+    const NONE: &str = ".mpsd-nothing";
+    match open_trusted(&path.join(NONE)) {
+        Err(error) if error.is_absent() => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 fn pending(path: &Path) -> Vec<OsString> {
     let part = |component: Component<'_>| match component {
         Component::Normal(name) => Some(name.to_owned()),
@@ -148,7 +158,7 @@ fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
 }
 
 fn not_roots(path: &Path, status: &FileStat) -> FileError {
-    let what = format!("belongs to user {}, not to root", status.st_uid);
+    let what = format!("belongs to user {}, not to root: chown root", status.st_uid);
     FileError::unfit(path, what)
 }
 

@@ -80,11 +80,36 @@ fn what_others_could_have_put_there_is_refused() {
         lchown(at(changed), Some(STRANGER), None).unwrap();
         let refused = message(&at("link"));
         assert!(
-            refused.ends_with(&format!("{changed}' belongs to user 54321, not to root")),
+            refused.ends_with(&format!(
+                "{changed}' belongs to user 54321, not to root: chown root"
+            )),
             "{refused}"
         );
         lchown(at(changed), Some(0), None).unwrap();
     }
     nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
     assert!(message(&at("fifo")).ends_with("is a FIFO, not a regular file"));
+}
+
+#[test]
+fn a_directory_for_roots_files_is_checked_as_they_are_and_may_be_missing() {
+    let place = place();
+    let below = place.path().join("run/jobs");
+    assert!(check_directory(&below).is_ok());
+    std::fs::create_dir_all(&below).unwrap();
+    assert!(check_directory(&below).is_ok());
+    for path in [&below, &place.path().join("run")] {
+        let shown = path.display();
+        let fails = |remedy: &str| {
+            let why = check_directory(&below).unwrap_err().to_string();
+            assert!(why.starts_with(&format!("'{shown}' ")), "{why}");
+            assert!(why.ends_with(remedy), "{why}");
+        };
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+        fails(": chmod go-w");
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+        lchown(path, Some(STRANGER), None).unwrap();
+        fails(": chown root");
+        lchown(path, Some(0), None).unwrap();
+    }
 }

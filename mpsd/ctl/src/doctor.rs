@@ -6,9 +6,10 @@ use super::node_places;
 use super::site::NVML_DEADLINE;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use mpsd::cli::reconcile::{Reconcile, ReportLine};
+use mpsd::node::controls::moved_jobs;
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::config::Settings;
+use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, GpuProcess, MOST_CLIENTS, Mig};
 use mpsd_core::{ComputeMode, Failure, Inventory};
@@ -56,7 +57,8 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     }];
     all.extend(PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)));
     all.extend(node_check(context, || {
-        nvml(&context.programs.join("mpsd"), &context.settings)
+        let config = context.config.unwrap_or(Path::new(DEFAULT_PATH));
+        nvml(&context.programs.join("mpsd"), &context.settings, config)
     }));
     if has_gpu(context) {
         all.extend(places(context));
@@ -89,7 +91,7 @@ fn places(context: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
+fn nvml(worker: &Path, settings: &Settings, config: &Path) -> Vec<CheckLine> {
     let ask = || -> Result<(Inventory, Driver, Vec<Held>), Failure> {
         let mut nvml = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?;
         let inventory: Inventory = nvml.ask(&Question::Inventory)?;
@@ -148,7 +150,9 @@ fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
         )),
     });
     if geteuid().is_root() {
-        all.extend(foreign::lines(&foreign::daemons(settings), &held));
+        let moved = moved_jobs(config);
+        all.extend(moved.iter().map(foreign::moved_line));
+        all.extend(foreign::lines(&foreign::daemons(settings, &moved), &held));
     }
     all
 }

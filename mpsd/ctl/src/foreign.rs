@@ -3,28 +3,15 @@
 
 use super::this_node;
 use mpsd::job::store::Store as _;
-use mpsd::node::by_child;
-use mpsd::node::tasks::cgroup_name;
+use mpsd::node::controls::{MovedJob, control_daemons};
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
-use mpsd_core::environment::PIPE_DIRECTORY;
-use mpsd_core::script::CONTROL;
 use mpsd_core::text::one_line;
-use mpsd_sys::deadline::Deadline;
-use mpsd_sys::process::{Process, ProcessTable};
 use setup::CheckLine::{self, Fail, Warn};
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::time::Duration;
 
-/// The kernel keeps 15 characters of a process's name.
-const LONGEST_NAME: usize = 15;
 /// NVIDIA's own, for a daemon without the variable.
 const USUAL: &str = "/tmp/nvidia-mps";
-/// A user can make each look hang.
-const LOOK_TIME: Duration = Duration::from_millis(200);
-const ALL_LOOKS: Duration = Duration::from_secs(2);
-const MOST_ENVIRONMENT: usize = 256 * 1024;
 
 /// A control daemon with its servers.
 #[derive(Debug)]
@@ -38,27 +25,18 @@ pub(super) struct Foreign {
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
 
-/// The control daemons that no job started, of users without an MPS of ours.
-pub(super) fn daemons(settings: &Settings) -> Vec<Foreign> {
+/// The control daemons that no job started, of users without an MPS of ours. `moved`: jobs of ours
+/// that began under another run_dir.
+pub(super) fn daemons(settings: &Settings, moved: &BTreeSet<MovedJob>) -> Vec<Foreign> {
     let users = users_with_mps(settings);
-    let table = ProcessTable::scan().unwrap_or_default();
-    let named = table
-        .iter()
-        .filter(|entry| entry.stat.name == CONTROL[..LONGEST_NAME]);
-    let mut others: Vec<_> = named
-        .filter(|entry| !users.contains(&entry.uids.effective))
-        .collect();
-    others.sort_by_key(|entry| entry.uids.effective);
-    let end = Deadline::after(ALL_LOOKS);
-    let found = others.into_iter().filter_map(|entry| {
-        let id = entry.stat.id;
-        let look = || pipe_of_daemon(&id.open()?);
-        let pipe = by_child(Deadline::after(LOOK_TIME.min(end.remaining())), look).ok()??;
-        let servers = table.children(id.pid).map(|server| server.stat.id.pid);
-        Some(Foreign {
-            uid: entry.uids.effective,
-            pipe,
-            processes: [id.pid].into_iter().chain(servers).collect(),
+    let others = control_daemons(|uid| !users.contains(&uid)).into_iter();
+    let found = others.filter_map(|daemon| {
+        let pipe = daemon.pipe.unwrap_or_else(|| USUAL.into());
+        let is_ours = moved.iter().any(|job| pipe.starts_with(&job.run));
+        (!daemon.is_of_job && !is_ours).then(|| Foreign {
+            uid: daemon.uid,
+            pipe: one_line(&pipe.to_string_lossy(), 100),
+            processes: daemon.processes,
         })
     });
     found.collect()
@@ -72,16 +50,11 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
         .collect()
 }
 
-/// `None`: it is no control daemon, or it is a job's.
-fn pipe_of_daemon(process: &Process) -> Option<String> {
-    let runs = process.executable()?.path;
-    let is_daemon = runs.file_name()? == CONTROL;
-    let told = || process.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
-    let pipe = |told: Option<std::ffi::OsString>| match told {
-        Some(path) => one_line(&Path::new(&path).to_string_lossy(), 100),
-        None => USUAL.to_owned(),
-    };
-    (is_daemon && cgroup_name(process).is_none()).then(|| pipe(told()))
+/// Proved by root's journals, and no user can cause it.
+pub(super) fn moved_line(job: &MovedJob) -> CheckLine {
+    Fail(format!(
+        "job {job}: its GPU may stay exclusive until then; change run_dir only while 'mpsctl idle' says that no job has MPS"
+    ))
 }
 
 /// A line for each. Only root's own can fail the node.

@@ -22,12 +22,14 @@ use mpsd::cli::or_directories;
 use mpsd::cli::reconcile::{Reconcile, ReconcileReport, Undrain};
 use mpsd::cli::words::words;
 use mpsd::job::outcome::UNCOUNTED;
+use mpsd::node::controls::moved_jobs;
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Undetermined};
 use mpsd_sys::priority;
 use setup::ADMIN_VERBS;
 use setup::{SetupContext, VerbError, VerbReport, must_be_root};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -104,8 +106,8 @@ enum Verb {
     Reconcile(Reconcile),
     /// Lift our own drain of this node after a clean check (root)
     ///
-    /// NVML answers, the GPUs are there, and no process of a job that is gone is left. It never
-    /// lifts a drain with another reason.
+    /// NVML answers, the GPUs are there, run_dir is as jobs need it, and no process of a job that is
+    /// gone is left. It never lifts a drain with another reason.
     Undrain(Undrain),
     /// Say whether jobs with MPS run on this node, and wait for their end (root)
     ///
@@ -119,8 +121,9 @@ enum Verb {
     ///
     /// Checks the configuration, our programs, the driver, directories, cgroups, units, remains of
     /// jobs, and the scheduler's set-up. As root it makes a cgroup like a job's and removes it; it
-    /// changes nothing else. A WARN works and could be better, or could not be checked now for want
-    /// of memory or time. Exit status: 0 no FAIL; 2 a FAIL.
+    /// changes nothing else. FAIL: root has proved it, and no user can cause it. WARN: it could be
+    /// better, a user may have caused it, or it could not be checked now. Exit status: 0 no FAIL; 2
+    /// a FAIL.
     Doctor(Doctor),
     /// Explain a CUDA error under MPS, a log, a job, or how a program fares under MPS
     ///
@@ -267,7 +270,12 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             let node = host_or(verb.node.as_ref());
             let settings = settings_for_root(config, &node, name, why)?;
             let usable = Config::load(config).is_ok();
-            print_remains(&verb.run(&settings, &node, usable)?, json)
+            let mut report = verb.run(&settings, &node, usable)?;
+            let moved = moved_jobs(config).into_iter().map(|moved| moved.run);
+            for run in moved.collect::<BTreeSet<_>>() {
+                report.add(verb.run_below(run, &settings, &node)?);
+            }
+            print_remains(&report, json)
         }
         Verb::Undrain(verb) => {
             let node = host_or(verb.node.as_ref());
@@ -277,7 +285,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Idle(verb) => {
             let why = "it reads the jobs' directories";
             let settings = settings_for_root(config, &host_or(None), "idle", why)?;
-            Ok(verb.run(&settings, json)?)
+            Ok(verb.run(&settings, &|| moved(config), json)?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
         Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
@@ -328,6 +336,11 @@ fn print_report(report: &VerbReport, json: bool) -> u8 {
 fn print_remains(report: &ReconcileReport, json: bool) -> Result<u8, VerbError> {
     report.print(json);
     Ok(if report.incomplete { EXIT_NODE } else { 0 })
+}
+
+fn moved(config: &Path) -> Vec<String> {
+    let jobs = moved_jobs(config);
+    jobs.iter().map(ToString::to_string).collect()
 }
 
 fn host_or(node: Option<&String>) -> String {
@@ -417,5 +430,6 @@ fn with_context<T>(
             inventory(&programs.join("mpsd"), &nvml)
         },
         standing: &waiting,
+        moved: &|| moved(config),
     })
 }

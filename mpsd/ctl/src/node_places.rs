@@ -1,13 +1,13 @@
 //! Checks the places of jobs' daemons: directories, cgroups, security modules.
 
+use mpsd::node::directories::{self, other_users_may};
 use mpsd::node::site_directory;
 use mpsd_core::Paths;
 use mpsd_core::config::{Cgroup as Rule, Settings};
 use mpsd_sys::cgroup::Cgroup;
 use setup::CheckLine::{self, Fail, Pass, Warn};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Longest path of a pipe directory, bytes. With a longer one NVIDIA's daemon ends without a
 /// message (docs/facts/mps-control.md#starting).
@@ -17,11 +17,9 @@ const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
-/// Checks the length of a pipe directory's path, and that every user can pass the directories above
-/// it.
+/// Checks the length of a pipe directory's path, and who may pass and change our directories.
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
-    let jobs = paths.jobs();
-    let longest = jobs.as_os_str().len() + LONGEST_NAMES;
+    let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
     let length = match longest <= LONGEST_PIPE {
         true => Pass(format!(
@@ -32,17 +30,10 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
              {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
         )),
     };
-    let way = match jobs
-        .ancestors()
-        .find(|path| other_users_may(path, 0o001) == Some(false))
-    {
-        None => Pass(format!("every user can pass to '{}'", jobs.display())),
-        Some(closed) => Fail(format!(
-            "'{0}' lets users not pass, so that no server starts and no client finds its own; chmod o+x '{0}'",
-            closed.display()
-        )),
-    };
-    vec![length, way]
+    let mut all = vec![length];
+    all.extend(directories::run(paths).map(|one| one.map_or_else(Fail, Pass)));
+    all.push(directories::state(paths).map_or_else(Warn, Pass));
+    all
 }
 
 pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
@@ -95,12 +86,6 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
         )))
     };
     all.into_iter().filter_map(line).collect()
-}
-
-/// `None`: there is no such directory.
-fn other_users_may(path: &Path, bit: u32) -> Option<bool> {
-    let about = fs::metadata(path).ok()?;
-    Some(about.permissions().mode() & bit != 0)
 }
 
 pub(super) fn security() -> Vec<CheckLine> {

@@ -7,8 +7,9 @@ use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
 use batch::gpu_host::{DRIVER, NO_GPU_HOST, is_gpu_host};
 use batch::host::Host;
-use mpsd_core::Failure;
+use mpsd_core::config::Settings;
 use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, Paths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ const RUNS: [(&str, &str); 2] = [
     ("mpsd-metrics.service", "the numbers for Prometheus are old"),
 ];
 
+/// Our units that write in run_dir and state_dir.
+const SANDBOXED: [&str; 2] = ["mpsd-boot.service", "mpsd-reconcile.service"];
+
 /// The scheduler's `own` lines, then those of the node: `mpsctl slurm check`, `mpsctl pbs check`.
 pub fn with_node(own: Vec<CheckLine>, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let nvml = || match (ctx.inventory)(node) {
@@ -60,6 +64,9 @@ pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>)
     all.extend(nvml());
     all.extend(room(&ctx.settings.paths));
     all.extend(units(ctx.host, is_booted()));
+    if is_booted() {
+        all.extend(sandboxes(ctx.host, &ctx.settings.paths));
+    }
     all
 }
 
@@ -165,6 +172,30 @@ fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     UNITS.into_iter().map(one).chain(runs).collect()
 }
 
+/// Units whose sandbox does not hold a run_dir or state_dir that the site has chosen.
+fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
+    let usual = Settings::usual().paths;
+    let pairs = [(paths.run(), usual.run()), (paths.state(), usual.state())];
+    let chosen = pairs.into_iter().filter(|(path, usual)| path != usual);
+    let chosen: Vec<&Path> = chosen.map(|(path, _)| path).collect();
+    let one = |(path, unit): (&Path, &str)| {
+        let shown = systemctl(host, &["show", "--property=ReadWritePaths", unit]).ok()?;
+        let (_, writable) = shown.split_once('=')?;
+        let mut writable = writable.split_whitespace();
+        let holds = |above: &str| path.starts_with(above.trim_start_matches(['-', '+']));
+        let path = path.display();
+        (!writable.any(holds)).then(|| {
+            Warn(format!(
+                "{unit} may not write '{path}': what is left there stays; add it to ReadWritePaths= by 'systemctl edit {unit}'"
+            ))
+        })
+    };
+    let pairs = chosen
+        .iter()
+        .flat_map(|path| SANDBOXED.map(|unit| (*path, unit)));
+    pairs.filter_map(one).collect()
+}
+
 fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
     let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)?;
     Ok(answer.text.trim().to_owned())
@@ -234,6 +265,24 @@ mod tests {
         }
         assert_eq!(first_words(&TextHost::default(), true), ["WARN", "WARN"]);
         assert_eq!(first_words(&TextHost::default(), false), ["WARN"]);
+    }
+
+    #[test]
+    fn a_unit_that_may_not_write_the_sites_run_dir_is_told() {
+        let told = |run: &str, writable: &str| {
+            let shown = format!("ReadWritePaths={writable}");
+            let questions = SANDBOXED.map(|unit| format!("show --property=ReadWritePaths {unit}"));
+            let answers = questions
+                .each_ref()
+                .map(|question| (question.as_str(), shown.as_str()));
+            let lines = sandboxes(&systemd(&answers), &Paths::new(run, "/var/lib/mpsd"));
+            lines.iter().map(CheckLine::status).collect::<Vec<_>>()
+        };
+        let shipped = "-/run/mpsd -/sys/fs/cgroup/mpsd";
+        assert_eq!(told("/run/mpsd", shipped), [""; 0]);
+        assert_eq!(told("/run/other", shipped), ["WARN", "WARN"]);
+        assert_eq!(told("/run/other", "-/run/mpsd -/run/other"), [""; 0]);
+        assert_eq!(told("/run/site/n1", "-/run/site"), [""; 0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use batch::host::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
 use mpsd_core::file::{Durability, replace};
+use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, Inventory, Paths, Refusal};
 use mpsd_sys::deadline::Deadline;
 use std::fs;
@@ -37,6 +38,8 @@ pub struct SetupContext<'a> {
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here under any scheduler.
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
+    /// The jobs with MPS that began under an earlier run_dir.
+    pub moved: &'a dyn Fn() -> Vec<String>,
 }
 
 impl SetupContext<'_> {
@@ -182,10 +185,11 @@ pub enum CheckLine {
     /// As it should be.
     #[display("OK    {_0}")]
     Pass(String),
-    /// It works, and could be better.
+    /// It could be better, or a user may have caused it, or it could not be checked.
     #[display("WARN  {_0}")]
     Warn(String),
-    /// It does not work, and what to do.
+    /// Root has proved it, and no user can cause it: what does not work, or not safely, and what to
+    /// do.
     #[display("FAIL  {_0}")]
     Fail(String),
 }
@@ -219,11 +223,20 @@ impl CheckLine {
 
     pub fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
-        let wrong = "is not there, not executable, or others than root may put it there";
-        match host.executable(path) {
-            true => Self::Pass(format!("'{shown}' is a program of root's")),
-            false => Self::Fail(format!("'{shown}' {wrong}")),
+        if host.executable(path) {
+            return Self::Pass(format!("'{shown}' is a program of root's"));
         }
+        let mode = || fs::metadata(path).map_or(0, |about| about.mode() & 0o7777);
+        Self::Fail(match open_trusted(path) {
+            Ok(_) => format!(
+                "'{shown}' is not executable (mode {:04o}): chmod 0755",
+                mode()
+            ),
+            Err(error) if error.is_absent() => {
+                format!("'{shown}' is not there: install its package again")
+            }
+            Err(error) => error.to_string(),
+        })
     }
 }
 
@@ -240,8 +253,9 @@ pub struct RunningJobs {
 }
 
 impl RunningJobs {
-    pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
-        let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?.join(", ");
+    pub fn allow(&self, ctx: &SetupContext<'_>) -> Result<Option<String>, String> {
+        let wait_s = if self.force { 0 } else { self.wait };
+        let jobs = running_jobs(&ctx.settings.paths, ctx.moved, wait_s)?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
         let still = format!(
             "jobs with MPS still run here: {jobs}; if it stays installed, {timer} their MPS down"
@@ -257,22 +271,32 @@ impl RunningJobs {
 }
 
 /// Waits up to `wait_s` seconds until no job with MPS is left on this node. Returns those that are.
-pub fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
-    let (directory, end) = (paths.jobs(), Deadline::after(Duration::from_secs(wait_s)));
+/// `moved` tells of those below another directory.
+pub fn running_jobs(
+    paths: &Paths,
+    moved: &dyn Fn() -> Vec<String>,
+    wait_s: u64,
+) -> Result<Vec<String>, String> {
+    let end = Deadline::after(Duration::from_secs(wait_s));
     loop {
-        let entries = match fs::read_dir(&directory) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
-        };
-        let entries = entries.flatten();
-        let begun = entries.filter(|entry| entry.path().join("journal").exists());
-        let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut jobs: Vec<String> = names.collect();
+        let jobs = [jobs_here(&paths.jobs())?, moved()].concat();
         if jobs.is_empty() || !end.sleep(POLL) {
-            jobs.sort();
             return Ok(jobs);
         }
     }
+}
+
+fn jobs_here(directory: &Path) -> Result<Vec<String>, String> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
+    };
+    let entries = entries.flatten();
+    let begun = entries.filter(|entry| entry.path().join("journal").exists());
+    let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut jobs: Vec<String> = names.collect();
+    jobs.sort();
+    Ok(jobs)
 }
 
 #[cfg(test)]
@@ -309,5 +333,43 @@ mod tests {
             change();
             assert!(changed() && is_so(&file, b"text", 0o500), "{index}");
         }
+    }
+    #[test]
+    fn a_program_is_wrong_for_one_cause_and_its_remedy_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("mps-prologue");
+        let line = || CheckLine::program(&file, &batch::host::ThisHost).to_string();
+        let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let shown = file.display();
+        let expect = |words: &str| assert_eq!(line(), format!("FAIL  '{shown}' {words}"));
+        expect("is not there: install its package again");
+        fs::write(&file, "").unwrap();
+        mode(0o644);
+        expect("is not executable (mode 0644): chmod 0755");
+        mode(0o775);
+        expect("may be written by group or others (mode 0775): chmod go-w");
+        mode(0o755);
+        assert!(line().starts_with("OK"), "{}", line());
+        chown(&file, Some(1), None).unwrap();
+        expect("belongs to user 1, not to root: chown root");
+    }
+
+    #[test]
+    fn a_job_below_an_earlier_run_dir_still_runs_here() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = Paths::new(directory.path(), directory.path());
+        let running = |moved: &[&str]| {
+            let moved: Vec<String> = moved.iter().map(|job| (*job).to_owned()).collect();
+            running_jobs(&paths, &|| moved.clone(), 0).unwrap()
+        };
+        assert!(running(&[]).is_empty());
+        assert_eq!(
+            running(&["12 (below '/run/old')"]),
+            ["12 (below '/run/old')"]
+        );
+        let job = directory.path().join("jobs/7");
+        fs::create_dir_all(&job).unwrap();
+        fs::write(job.join("journal"), "").unwrap();
+        assert_eq!(running(&["12"]), ["7", "12"]);
     }
 }

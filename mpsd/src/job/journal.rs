@@ -44,6 +44,9 @@ pub struct Journal {
     pub job: JobId,
     pub scheduler: Scheduler,
     pub node: String,
+    /// The configuration that named its run_dir.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<PathBuf>,
     pub user: String,
     pub uid: u32,
     pub gid: u32,
@@ -120,6 +123,7 @@ impl Journal {
             job: plan.record.job.clone(),
             scheduler: job.submission.scheduler,
             node: job.node.clone(),
+            config: Some(job.config.file().to_owned()),
             user: job.user.name.clone(),
             uid: job.user.uid,
             gid: job.user.gid,

@@ -33,7 +33,7 @@ const LOG_ROOM: TmpfsSize = TmpfsSize {
     bytes: 256 << 20,
     files: 1024,
 };
-const LONGEST: usize = 1 << 20;
+pub(crate) const LONGEST: usize = 1 << 20;
 /// Most entries of a user that are removed at one end.
 const MOST_ENTRIES: u64 = 1_000_000;
 const REMOVE_TIME: Duration = Duration::from_secs(5);

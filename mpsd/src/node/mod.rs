@@ -1,7 +1,9 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
 mod as_user;
+pub mod controls;
 mod devices;
+pub mod directories;
 mod files;
 mod launch;
 pub mod log;

@@ -2,7 +2,7 @@
 //! [`crate::job::node`].
 
 use super::worker::{NvmlWorker, Question};
-use super::{failure, log, site_directory, unless_scarce};
+use super::{directories, failure, log, site_directory, unless_scarce};
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Gpus, NodeSettings, Scheduling, Severity};
@@ -343,7 +343,7 @@ pub struct LiftCheck<'a> {
 }
 
 /// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is
-/// trusted, and nothing of a job that is gone is left.
+/// trusted, run_dir is as jobs need it, and nothing of a job that is gone is left.
 pub fn check_before_lift(
     node: &mut impl Gpus,
     marker: &Marker,
@@ -356,6 +356,8 @@ pub fn check_before_lift(
         ));
     }
     open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {e}"))?;
+    let mut run = directories::run(check.paths).into_iter();
+    run.try_for_each(|one| one.map(drop))?;
     let inventory = node.inventory().map_err(|e| e.to_string())?;
     for name in &marker.gpus {
         let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;

@@ -13,7 +13,7 @@ const HEAD: &str = "\
 # and every directory above it must belong to root, and no other user may write them. An unknown key is an error. Any
 # error stops every job that asks for MPS on the node. 'mpsctl config check FILE' checks a draft of any user. 'mpsctl
 # config show --node NAME' shows the values in force on a node, and their lines. A change takes effect with the next job;
-# a running job keeps its settings.
+# a running job keeps its settings, except for run_dir.
 #
 # A job's request comes first, then the last [[node]] section that fits, then the keys outside of sections. [ceilings]
 # limits all of them.

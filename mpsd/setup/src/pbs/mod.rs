@@ -33,7 +33,7 @@ enum PbsVerb {
     },
     /// Say what works, what could be better, and what is wrong, one line each
     ///
-    /// Exit status: 0 no FAIL; 2 a FAIL. As in doctor, a WARN works and could be better.
+    /// Exit status: 0 no FAIL; 2 a FAIL. FAIL and WARN mean what they mean in doctor.
     Check(ProductOption),
     /// Read a request as the queuejob hook does: print it and the account without it, as JSON
     Request {
@@ -90,7 +90,7 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         PbsVerb::Uninstall { product, running } => {
             broken?;
             let pbs = find(product, ctx)?;
-            let still = running.allow(&ctx.settings.paths)?;
+            let still = running.allow(ctx)?;
             (verbs(&pbs).uninstall)(&pbs, ctx, &mut report)?;
             report.lines.extend(still);
         }

@@ -40,7 +40,7 @@ enum SlurmVerb {
     },
     /// Say what works, what could be better, and what is wrong, one line each
     ///
-    /// Exit status: 0 no FAIL; 2 a FAIL. As in doctor, a WARN works and could be better.
+    /// Exit status: 0 no FAIL; 2 a FAIL. FAIL and WARN mean what they mean in doctor.
     Check(SlurmOptions),
 }
 
@@ -101,7 +101,7 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         SlurmVerb::Enable(options) => enable(options, ctx)?,
         SlurmVerb::Disable { slurm, running } => {
             let (_, conf) = slurm.find(ctx)?;
-            let still = running.allow(&ctx.settings.paths)?;
+            let still = running.allow(ctx)?;
             let mut report = disable(&Stack::of(&conf))?;
             report.lines.extend(still);
             report
