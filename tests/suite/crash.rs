@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use batch::Exclusive;
-use mpsd::job::node::Role;
+use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
@@ -418,6 +418,34 @@ fn an_epilogue_whose_call_fails_says_so_and_the_next_one_finishes() {
         }
     }
     figures::tell("failed_calls", tried);
+}
+
+#[test]
+fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
+    for (upto, clean) in [
+        (None, true),
+        (Some(Rung::Polite), true),
+        (Some(Rung::Terminate), true),
+        (Some(Rung::Kill), false),
+    ] {
+        let scenario = Scenario::new("ladder", "MPS=true", 1);
+        let world = shared(&before(&scenario));
+        world.borrow_mut().stubborn = upto;
+        Sim::well(&world).begin(&scenario).expect("prologue");
+        let found = Sim::well(&world).end(&scenario);
+        assert_eq!(found.is_clean(), clean, "{upto:?}: {found:?}");
+        if !clean {
+            assert!(found.faults.is_empty(), "no proof: {found:?}");
+            let survivors = found
+                .undetermined
+                .iter()
+                .filter(|u| u.why.contains("state S"));
+            assert_eq!(survivors.count(), 3, "all three: {found:?}");
+            assert!(world.borrow().has_job(&scenario.id()), "the journal stays");
+            world.borrow_mut().processes.clear();
+            restored(&world, &scenario, "the survivors ended at last");
+        }
+    }
 }
 
 #[test]
