@@ -41,6 +41,7 @@ const GROUPS: &[runner::Group] = &[
     steps::GROUP,
     steps::MEMORY,
     steps::MEMORY_CGROUP,
+    steps::ASYNC,
     sweep::GROUP,
     selftest::GROUP,
     held::GROUP,

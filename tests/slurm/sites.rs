@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Options, Simulated};
+use tests::slurm::{Options, Simulated, stamp};
 
 use crate::jobs::{check_daemons, holds};
 use crate::runner::{Context, Group, cells};
@@ -70,6 +70,12 @@ pub const CONTAINER: Group = Group {
         ],
     )
 };
+
+/// Why the Slurm that runs lacks what came with this release.
+pub fn older_than(major: u8, minor: u8, what: &str) -> Option<String> {
+    let [_, ours, its, _] = stamp::installed().ok()?.to_be_bytes();
+    ((ours, its) < (major, minor)).then(|| format!("{what} is of Slurm {major}.{minor:02}"))
+}
 
 /// Why this machine cannot run what needs these controllers. Version 2 has devices and a freezer
 /// without naming them.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tests::child::Ran;
-use tests::slurm::Options;
+use tests::slurm::{Options, Record};
 
-use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, records, says};
+use crate::jobs::{LIMIT, ONE_GPU, check_bare, check_daemons, holds, records, says};
 use crate::runner::{Cell, Context, Group, cells};
-use crate::sites::no_cgroups;
+use crate::sites::{no_cgroups, older_than};
 
 pub const GROUP: Group = Group::new(
     "steps",
@@ -54,10 +54,53 @@ pub const MEMORY_CGROUP: Group = Group {
     ..Group::new("memory_cgroup", KILLED)
 };
 
+/// Steps that srun only submits (`--async`): the job's own stepmgr starts them.
+pub const ASYNC: Group = Group {
+    options: || Options {
+        slurm_lines: vec!["SlurmctldParameters=enable_stepmgr".into()],
+        ..Options::default()
+    },
+    needs: || older_than(26, 5, "srun --async"),
+    ..Group::new(
+        "async",
+        cells![a_submitted_step_has_what_it_or_its_job_asked_for],
+    )
+};
+
 const KILLED: &[Cell] = cells![
     a_job_killed_for_memory_is_told,
     a_step_killed_for_memory_is_told
 ];
+
+/// What a script writes that submits a step with a client, and waits for its end.
+fn submitted(cell: &Context, job: &str, step: &str) -> Result<String> {
+    let client = cell.client("--hold 0.1");
+    let script = format!(
+        "srun {step} --async -n1 --output=step.out /bin/sh -c '({client}); echo ended' || exit 1\n\
+         for i in $(seq 300); do grep -qs ended step.out && break; sleep 0.1; done; cat step.out; rm step.out"
+    );
+    Ok(cell.batch(&format!("{job} -n1 --gres=gpu:1"), &script)?.1)
+}
+
+fn a_submitted_step_has_what_it_or_its_job_asked_for(cell: &Context) -> Result<()> {
+    // 50 % of 132 multiprocessors are 66, 10 % are 12 (recorded).
+    for (job, step, sms) in [
+        ("--mps --mps-threads=50", "", Some(66)),
+        ("--mps --mps-threads=50", "--mps-threads=10", Some(12)),
+        ("", "--mps --mps-threads=50", Some(66)),
+        ("", "", None),
+    ] {
+        let clients = records(&submitted(cell, job, step)?)?;
+        match sms {
+            Some(_) => check_daemons(&clients, cell.user.uid, 1)?,
+            None => check_bare(&clients)?,
+        }
+        let right = |record: &Record| sms.is_none() || record.sms == sms;
+        let right = clients.len() == 1 && clients.iter().all(right);
+        ensure!(right, "'{job}', '{step}': {clients:?}");
+    }
+    Ok(())
+}
 
 fn step(words: &str) -> String {
     format!("salloc --mps --mps-threads=50 --mps-mem=4G -n2 --gres=gpu:1 srun {words}")

@@ -13,7 +13,7 @@ const fn factor(name: &'static str, values: &'static [&'static str]) -> Factor {
 
 pub const FACTORS: &[Factor] = &[
     // PrologFlags.
-    factor("prolog", &["no-flags", "alloc", "contain"]),
+    factor("prolog", &["no-flags", "alloc", "contain", "defer"]),
     // ConstrainDevices.
     factor("devices", &["open", "constrained"]),
     // gres.conf: every GPU in order; the same with minor numbers unlike the bus order; without the

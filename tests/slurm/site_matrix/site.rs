@@ -5,7 +5,7 @@ use anyhow::Result;
 use tests::slurm::{Bed, Gpus, Options, Simulated, WITNESS, Word, program_beside};
 
 use super::factors::{Choice, is};
-use crate::sites::no_cgroups;
+use crate::sites::{no_cgroups, older_than};
 
 const GPUS: u32 = 4;
 
@@ -97,6 +97,10 @@ pub fn options(site: &Choice) -> Options {
         prolog_flags: match () {
             () if is("prolog", "alloc") => "Alloc".into(),
             () if is("prolog", "contain") => "Alloc,Contain".into(),
+            () if is("prolog", "defer") => match older_than(23, 2, "ForceRequeueOnFail") {
+                Some(_) => "Alloc,DeferBatch".into(),
+                None => "DeferBatch,ForceRequeueOnFail".into(),
+            },
             () => String::new(),
         },
         ..Options::default()
