@@ -5,12 +5,16 @@ use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
 use tests::child::Ran;
-use tests::slurm::{Bed, Simulated, install_plugin_double};
+use tests::slurm::{Bed, Options, Simulated, install_plugin_double};
 
 use crate::jobs::{LIMIT, check_bare, holds, records, says};
 use crate::runner::{Context, Group, cells};
 
 pub const GROUP: Group = Group {
+    options: || Options {
+        login_shells: true,
+        ..Options::default()
+    },
     prepare,
     ..Group::new(
         "containers",
