@@ -82,7 +82,6 @@ fn a_node_that_lost_its_power_boots_without_a_trace_of_the_job() {
     assert!(booted, "our units");
     let is_to_deliver = is_to_deliver();
     let site = Site::boot();
-    assert_eq!(site.ours().len(), 0, "processes before Slurm starts");
     said("systemctl start munge slurmctld slurmd");
     // Slurm ends or requeues what the node lost.
     said("scancel --user=games");

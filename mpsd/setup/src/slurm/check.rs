@@ -207,7 +207,7 @@ fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
         .any(has_flag);
     if has_flag("RunInJob") {
         return Fail(
-            "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a job's --mps is refused, and no partition's auto \
+            "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a batch script's --mps is refused, and no partition's auto \
              gives MPS; allowed: PrologFlags=Alloc or Contain"
                 .to_owned(),
         );
