@@ -13,9 +13,11 @@ use super::{CLIENT, PACKAGES, Site, said, shell, until, user};
 /// Has the milliseconds between srun and the cut, and `drains` for a job that drains the node.
 const CUT: &str = "/disk/cut";
 
+/// Of a drain that slurmctld has taken, its own disk decides: it may have lost its power, too.
 fn is_to_deliver() -> bool {
-    let mut markers = fs::read_dir("/var/lib/mpsd/drains").into_iter().flatten();
-    markers.any(|marker| marker.is_ok_and(|marker| marker.file_name() == "slurm-gpu001"))
+    let marker = fs::read_to_string("/var/lib/mpsd/drains/slurm-gpu001").unwrap_or_default();
+    let marker = serde_json::from_str::<serde_json::Value>(&marker).unwrap_or_default();
+    marker["delivered"] == false
 }
 
 fn is_wanted(test: &str) -> bool {
