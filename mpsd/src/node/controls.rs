@@ -13,6 +13,8 @@ use mpsd_core::{JobId, Paths};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::{ProcessId, ProcessTable};
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -83,7 +85,8 @@ pub fn moved_jobs(config: &Path) -> BTreeSet<MovedJob> {
     pipes.filter_map(|pipe| moved_job(&pipe, config)).collect()
 }
 
-/// `pipe` is the daemon's word. The journal beside it is root's.
+/// `pipe` is the daemon's word, so its user may spell a directory of today in another way. The
+/// journal beside it is root's.
 fn moved_job(pipe: &Path, config: &Path) -> Option<MovedJob> {
     let directory = pipe.parent()?;
     let run = directory.parent()?.parent()?;
@@ -98,8 +101,9 @@ fn moved_job(pipe: &Path, config: &Path) -> Option<MovedJob> {
 }
 
 fn is_moved(job: &JobId, directory: &Path, now: &Paths) -> bool {
-    let job = now.job(job);
-    job.directory() != directory
+    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let own = identity(now.job(job).directory()).ok();
+    identity(directory).is_ok_and(|then| own != Some(then))
 }
 
 #[cfg(test)]
@@ -135,6 +139,12 @@ mod tests {
         assert_eq!(moved("other.toml"), None, "another node of this host");
         configure("mpsd.toml", "%n/old");
         assert_eq!(moved("mpsd.toml"), None);
+        let spelled = at(&format!("{node}/../{node}/old/jobs/10.srv/pipe"));
+        assert_eq!(
+            moved_job(&spelled, &at("mpsd.toml")),
+            None,
+            "no user drains"
+        );
         std::fs::write(at("mpsd.toml"), "run_dir = \n").unwrap();
         assert_eq!(
             moved("mpsd.toml"),
