@@ -53,7 +53,8 @@ fn initialize() -> Return {
         hang();
     }
     if node.is.nvml.init_killed {
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+        // The worker may signal no process but its own thread.
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
     }
     std::thread::sleep(std::time::Duration::from_millis(node.is.times.nvml));
     if node.is.nvml.init_fails {
