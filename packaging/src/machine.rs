@@ -67,14 +67,14 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 /// a booted one is not: where nobody looks again (`faults::the_administrator`), which is up for a
 /// minute (`faults::the_end`), with two processors (`a_child_that_its_user_stops`), or where another
 /// log than journald hears (`confined::a_user`).
-const MACHINES: [&[(&str, &str)]; 4] = [
+const MACHINES: [&[(&str, &str)]; 3] = [
     &[("slurm", "shared:: leftovers:: seen::")],
     &[(
         "slurm",
         "shared_cgroups:: shared_sluids:: memory_cgroup:: auto_shards_confined:: devices_reversed::",
     )],
-    &[("suite", "confined::the_ bounded:: hidden:: survivors::")],
     &[
+        ("suite", "confined::the_ bounded:: hidden:: survivors::"),
         (
             "mpsd_sys",
             "cgroup:: confine:: spawn:: guard:: remove:: --skip a_child_that_its_user_stops",
