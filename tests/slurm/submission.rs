@@ -120,8 +120,11 @@ fn two_hundred_jobs_at_once_leave_nothing(cell: &Context) -> Result<()> {
     }
     let ended = cell.bed.wait_idle(Duration::from_secs(400));
     let said = std::fs::read_to_string(cell.bed.home(&cell.user).join("burst.out"))?;
-    let complaints: Vec<&str> = said.lines().filter(|line| !line.starts_with('{')).collect();
+    let others = said.lines().filter(|line| !line.starts_with('{'));
+    let (reports, complaints): (Vec<_>, Vec<_>) =
+        others.partition(|line| line.contains("; mpsctl report "));
     ensure!(complaints.is_empty(), "{complaints:?}");
+    ensure!(reports.len() == JOBS, "a line for each job: {reports:?}");
     ended?;
     let records = records(&said)?;
     let jobs: BTreeSet<_> = records
