@@ -102,6 +102,7 @@ pub fn stage() -> Result<Command> {
     ))
 }
 
+/// Makes the packages that machines install.
 pub fn packages() -> Result<()> {
     let packages = target_directory()?.join(PACKAGES).display().to_string();
     package::run(&package::Options::into_dir("x86_64", &packages)?)
@@ -142,6 +143,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                     *right = false;
                 }
             }
+            // A second try has words of one program.
+            let words = runs.iter().map(|(_, words)| *words);
+            for word in words
+                .filter(|_| options.words.is_empty())
+                .flat_map(without_cells(&said))
+            {
+                println!("no cell of the name '{word}'");
+                *right = false;
+            }
         }
     };
     std::thread::scope(|scope| {
@@ -152,6 +162,20 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     match right.into_inner() {
         Ok(true) => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// The words of a line of [`MACHINES`] that are in no name of a cell that was run.
+fn without_cells<'w>(said: &str) -> impl Fn(&'w str) -> Vec<&'w str> {
+    let ran: Vec<String> = said
+        .lines()
+        .filter(|line| line.starts_with("test ") && line.contains(" ... "))
+        .map(str::to_owned)
+        .collect();
+    move |words| {
+        let words = words.split(' ').take_while(|word| !word.starts_with("--"));
+        let has_none = |word: &&str| !ran.iter().any(|line| line.contains(*word));
+        words.filter(has_none).collect()
     }
 }
 
@@ -391,4 +415,17 @@ fn script(cells: &[Cells], repository: &Path, build: &Path) -> Result<String> {
          cd '{repository}/tests'\n\
          code=0\n{lines}echo {ENDED}$code\n"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_word_without_a_cell_is_told() {
+        let said =
+            "running 2 tests\ntest seen::one ... ok (1.0 s)\ntest a::b ... FAILED\nnot held::\n";
+        let missing = super::without_cells(said);
+        assert_eq!(missing("seen:: a:: --skip held::"), [""; 0]);
+        assert_eq!(missing("seen:: held::"), ["held::"]);
+        assert_eq!(missing(""), [""; 0]);
+    }
 }

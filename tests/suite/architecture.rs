@@ -406,6 +406,37 @@ fn each_key_of_mpsd_toml_is_read_by_a_program() {
     assert_eq!(unread, [""; 0], "no program reads these keys");
 }
 
+/// The Rust files below `directory`.
+fn rust_below(directory: &Path, found: &mut String) {
+    let entries = fs::read_dir(directory).expect("a folder").flatten();
+    for path in entries.map(|entry| entry.path()) {
+        if path.is_dir() {
+            rust_below(&path, found);
+        } else if path.extension().is_some_and(|name| name == "rs") {
+            *found += &fs::read_to_string(path).expect("a file");
+        }
+    }
+}
+
+#[test]
+fn each_test_that_the_threat_model_names_is_there() {
+    let page = source("THREAT-MODEL.md").expect("the page");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut all = String::new();
+    for folder in ["mpsd", "spank", "packaging", "tests"] {
+        rust_below(&root.join(folder), &mut all);
+    }
+    let named = page.split('`').skip(1).step_by(2);
+    let named: Vec<&str> = named.filter(|code| code.contains("::")).collect();
+    assert!(named.len() > 100, "{named:?}");
+    let is_away = |name: &&&str| {
+        let function = name.rsplit("::").next().unwrap_or_default();
+        !all.contains(&format!("fn {function}("))
+    };
+    let away: Vec<_> = named.iter().filter(is_away).collect();
+    assert!(away.is_empty(), "no such tests: {away:?}");
+}
+
 #[test]
 fn each_crate_depends_on_what_its_place_allows() {
     for (name, allowed) in DEPENDENCIES {

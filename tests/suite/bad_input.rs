@@ -34,8 +34,13 @@ fn what_the_user_typed_is_refused_by_name_with_what_is_allowed() {
     let place = Place::new(fast(1), "");
     let long = format!("MPS=true,{}", "x".repeat(10 * 1024));
     for (account, words) in [
+        ("MPS=true,MPS_THREADS=0", ["MPS_THREADS=0", "1 to 100"]),
         ("MPS=true,MPS_THREADS=101", ["MPS_THREADS=101", "1 to 100"]),
+        ("MPS=true,MPS_THREADS=abc", ["MPS_THREADS=abc", "1 to 100"]),
+        ("MPS=true,MPS_THREADS=NaN", ["MPS_THREADS=NaN", "1 to 100"]),
+        ("MPS=true,MPS_MEM=3X", ["MPS_MEM=3X", "4G"]),
         ("MPS=true,MPS_MEM=4", ["MPS_MEM=4", "unit"]),
+        ("MPS=true,MPS_MEM=0G", ["MPS_MEM=0G", ""]),
         ("MPS=maybe", ["MPS=maybe", "per-gpu"]),
         ("MPS=true,MPS_COLOUR=red", ["MPS_COLOUR", "MPS_THREADS"]),
         ("MPS=true,MPS_THR\x1b[31mEADS=5,MPS_MEM=\x07", ["", ""]),
@@ -67,7 +72,13 @@ fn a_job_ends_whole_after_its_configuration_has_become_unusable() {
 #[test]
 fn a_job_id_that_could_be_a_path_is_refused() {
     let place = Place::new(fast(1), "");
-    for (id, shown) in [("../../etc", "'../../etc'"), ("a\nb", "'a?b'")] {
+    for (id, shown) in [
+        ("../../etc", "'../../etc'"),
+        ("47/11", "'47/11'"),
+        ("..", "'..'"),
+        ("47..11", "'47..11'"),
+        ("a\nb", "'a?b'"),
+    ] {
         let ran = place.torque_on_gpu_0(id, "MPS=true");
         says(&place, &ran, 1, &["job id", shown, "allowed"]);
         place.torque_end(id).ok();
@@ -209,7 +220,7 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
     fs::remove_file(place.node.nvml()).expect("remove");
     let (run, state) = (place.path("run"), place.path("state"));
     let watched = Watched::new(&[place.config(), run, state, place.node.dir().to_owned()]);
-    for account in ["MPSLAB", "", "MPS=off"] {
+    for account in ["MPSLAB", "mps_physics", "", "proj42;team=MPS", "MPS=off"] {
         let mut times: Vec<Duration> = Vec::new();
         for _ in 0..20 {
             let ran = place.torque_on_gpu_0("15.srv", account);

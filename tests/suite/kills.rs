@@ -6,7 +6,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tests::double::Builder;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::place::{Place, Running, eventually, fast, kill};
@@ -39,7 +38,7 @@ fn worker(parent: u32) -> Option<u32> {
 
 /// Runs the worker of `program` in strides until `enough` or its end. It is stopped while `enough`
 /// looks.
-fn step_until(program: &mut Running, mut enough: impl FnMut() -> bool) -> Option<u32> {
+fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs have priority on a CPU, and so must the process that steps them.
     mpsd_sys::priority::raise();
     let parent = program.pid();
@@ -49,25 +48,26 @@ fn step_until(program: &mut Running, mut enough: impl FnMut() -> bool) -> Option
         found = worker(parent);
     }
     let pid = found?;
-    loop {
+    for stride in 0.. {
         kill(pid, Signal::SIGSTOP);
         if program.0.try_wait().ok()?.is_some() || !look::alive(pid) {
             return None;
         }
-        if enough() {
+        if enough(stride) {
             return Some(pid);
         }
         kill(pid, Signal::SIGCONT);
         std::thread::sleep(STRIDE);
         assert!(Instant::now() < end, "it does not end, stride by stride");
     }
+    None
 }
 
 /// Kills a prologue when its journal has `at` begun effects. Returns how many the journal has
 /// afterwards.
 fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = place.start_torque(job, ACCOUNT, "0");
-    let pid = step_until(&mut program, || begun(place, job).map_or(0, |b| b.0) >= at)?;
+    let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;
     // The guard takes its worker along.
     let target = if whole { program.pid() } else { pid };
     kill(target, Signal::SIGKILL);
@@ -117,6 +117,45 @@ fn the_same_on_a_node_without_cgroups() {
     prologue_matrix(&Place::without_cgroup(fast(1), SHORT));
 }
 
+#[test]
+fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
+    // Torque runs the prologue of a requeued job again without an epilogue in between.
+    let place = Place::new(fast(1), SHORT);
+    for at in [2, 4, 5] {
+        let killed = kill_prologue(&place, "30.srv", at, true, at == 4);
+        place.begin("30.srv", ACCOUNT, "0");
+        assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
+        place.assert_ends_clean("30.srv", "a prologue killed and called again");
+        figures::tell("real_kills", killed.map_or(0, |_| 1));
+    }
+}
+
+#[test]
+fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
+    let place = Place::new(fast(1), SHORT);
+    let mut killed = 0;
+    let mut stride = 0;
+    loop {
+        let job = format!("{}.srv", 200 + stride);
+        place.begin(&job, ACCOUNT, "0");
+        let mut program = place.start_end(&job);
+        let hit = step_until(&mut program, |now| now >= stride);
+        if let Some(worker) = hit {
+            kill(program.pid(), Signal::SIGKILL);
+            kill(worker, Signal::SIGCONT);
+            killed += 1;
+        }
+        program.wait();
+        place.assert_ends_clean(&job, &format!("an epilogue killed after {stride} strides"));
+        if hit.is_none() {
+            break;
+        }
+        stride += 1 + stride / 6;
+    }
+    assert!(killed >= 5, "only {killed} epilogues were killed");
+    figures::tell("real_kills", killed);
+}
+
 fn strike(place: &Place, name: &str, signal: Signal) -> bool {
     let pids = place.pids(name);
     for pid in &pids {
@@ -151,34 +190,23 @@ fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
     figures::tell("real_kills", struck);
 }
 
-/// Without `mpsd` it goes on serving.
 #[test]
 fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
-    let alone = THREE.chunks(1);
-    let both = |names| [(names, Signal::SIGKILL), (names, Signal::SIGSTOP)];
-    let all: Vec<_> = alone
-        .flat_map(both)
-        .chain([(&THREE[..], Signal::SIGSTOP)])
-        .collect();
-    type Made = fn(Builder, &str) -> Place;
-    for (made, struck) in [
-        (Place::new as Made, &all[..]),
-        (Place::without_cgroup, &all[..2]),
-    ] {
-        let place = made(fast(1), SHORT);
-        for (names, signal) in struck.iter().copied() {
+    let place = Place::new(fast(1), SHORT);
+    for name in THREE {
+        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
             place.begin("41.srv", ACCOUNT, "0");
-            let after = format!("{signal} to {names:?} while they serve");
-            let all = names.iter().all(|name| strike(&place, name, signal));
-            assert!(all, "{after}");
-            if names == [THREE[0]] && signal == Signal::SIGKILL {
-                eventually("mpsd ends", || place.pids(THREE[0]).is_empty());
-                assert_eq!(place.served("41.srv", &[]).json()["sms"], 32);
-            }
+            let after = format!("{signal} to {name} while it serves");
+            assert!(strike(&place, name, signal), "{after}");
             place.assert_ends_clean("41.srv", &after);
-            figures::tell("real_kills", 1);
         }
     }
+    place.begin("41.srv", ACCOUNT, "0");
+    for name in THREE {
+        strike(&place, name, Signal::SIGSTOP);
+    }
+    place.assert_ends_clean("41.srv", "all three stopped");
+    figures::tell("real_kills", 9);
 }
 
 #[test]
@@ -186,15 +214,17 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
     let slow = fast(1).times(|t| t.server_exit = 150);
     let place = Place::new(slow, SHORT);
     for name in THREE {
-        for (signal, pause) in [(Signal::SIGKILL, 5), (Signal::SIGSTOP, 60)] {
-            place.begin("42.srv", ACCOUNT, "0");
-            let mut program = place.start_end("42.srv");
-            std::thread::sleep(Duration::from_millis(pause));
-            let struck = strike(&place, name, signal);
-            let after = format!("{signal} to {name} {pause} ms after the epilogue began");
-            assert_eq!(program.wait(), Some(0), "{after}");
-            place.assert_ends_clean("42.srv", &after);
-            figures::tell("real_kills", struck.into());
+        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+            for pause in [5, 60] {
+                place.begin("42.srv", ACCOUNT, "0");
+                let mut program = place.start_end("42.srv");
+                std::thread::sleep(Duration::from_millis(pause));
+                let struck = strike(&place, name, signal);
+                let after = format!("{signal} to {name} {pause} ms after the epilogue began");
+                assert_eq!(program.wait(), Some(0), "{after}");
+                place.assert_ends_clean("42.srv", &after);
+                figures::tell("real_kills", struck.into());
+            }
         }
     }
 }
@@ -240,7 +270,7 @@ fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
 /// qsub and Torque's daemons wait until everything that they opened for the prologue is closed.
 #[test]
 fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
-    let slow = fast(1).times(|t| t.server_ready = (2000, 2000));
+    let slow = fast(1).times(|t| t.server_ready = (4000, 4000));
     let place = Place::new(slow, "deadline_s = 20\n");
     let shell = ["/bin/sh", "-c", "exec \"$@\" 9>&1 >/dev/null 2>&1", "sh"];
     let mut command = place.command_by(&shell, "mps-prologue");
@@ -290,4 +320,17 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         }
         place.assert_as_before(rule);
     }
+}
+
+/// A worker that set a compute mode after the end of its job would change the node.
+#[test]
+fn a_worker_of_nvml_ends_with_the_prologue_that_asks_it() {
+    let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), "deadline_s = 60\n");
+    let mut prologue = place.start_torque("9.srv", ACCOUNT, "0");
+    eventually("a worker is there", || place.nvml_worker().is_some());
+    let worker = place.nvml_worker().expect("it hangs in nvmlInit");
+    kill(prologue.pid(), Signal::SIGKILL);
+    assert_eq!(prologue.wait(), None);
+    eventually("the worker ends", || !look::alive(worker));
+    place.assert_ends_clean("9.srv", "a prologue killed while NVML hangs");
 }

@@ -37,3 +37,4 @@ mod supervision;
 mod survivors;
 mod sweep;
 mod unasked;
+mod undisturbed;

@@ -25,8 +25,8 @@ pub(super) struct Foreign {
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
 
-/// The control daemons that no job started, of users without an MPS of ours. `moved`: jobs of ours
-/// that began under another run_dir.
+/// The control daemons that neither a job nor mpsd started. A user who has an MPS of ours is left
+/// out. `moved` are our jobs that began under another run_dir.
 pub(super) fn daemons(settings: &Settings, moved: &BTreeSet<MovedJob>) -> Vec<Foreign> {
     let users = users_with_mps(settings);
     let others = control_daemons(|uid| !users.contains(&uid)).into_iter();

@@ -172,7 +172,7 @@ fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     UNITS.into_iter().map(one).chain(runs).collect()
 }
 
-/// Units whose sandbox does not hold a run_dir or state_dir that the site has chosen.
+/// The site may choose another run_dir or state_dir. Warns of units that may not write there.
 fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
     let usual = Settings::usual().paths;
     let pairs = [(paths.run(), usual.run()), (paths.state(), usual.state())];

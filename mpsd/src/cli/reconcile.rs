@@ -133,9 +133,7 @@ impl Reconcile {
         }
         Ok(run.report)
     }
-}
 
-impl Reconcile {
     /// The same for the jobs below `run`, a run_dir that the configuration no longer names.
     pub fn run_below(
         &self,

@@ -132,6 +132,18 @@ pub fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::{SECTIONS, TAIL};
+
+    #[test]
+    fn the_file_names_the_keys_that_no_product_may_set() {
+        let open = |name: &&str| ["slurm", "pbs"].contains(name);
+        let sections = SECTIONS.iter().filter(|section| !open(&section.name));
+        for row in sections.flat_map(|section| section.rows) {
+            let named = TAIL.split([' ', ',', '\n']).any(|word| word == row.name);
+            assert_eq!(row.early, named, "{}", row.name);
+        }
+    }
+
     #[test]
     fn every_key_of_the_shipped_file_is_on_the_page() {
         let file = include_str!("../../../etc/mpsd/mpsd.toml");

@@ -20,8 +20,7 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, and ours to put back. Its scheduler shows this reason, which an
-    /// earlier drain of ours may have given.
+    /// We drained the node, now or earlier, and may put it back. Its scheduler shows this reason.
     Ours(String),
     /// It was drained before for this other reason, and left so.
     Others(String),

@@ -240,8 +240,8 @@ pub fn offline_for(
     })
 }
 
-/// The vnodes of a host, of which none has its name: what all of their states share. Only
-/// OpenPBS' pbsnodes shows other names than the one it was given (docs/facts/pbs.md#pbsnodes).
+/// The host as one node, if its vnodes have other names: the words that the states of all vnodes
+/// have. OpenPBS' pbsnodes takes a host's name and shows its vnodes (docs/facts/pbs.md#pbsnodes).
 fn vnodes(text: &str, host: &str) -> Option<Paragraph> {
     let names = text.lines().filter(|line| !line.starts_with([' ', '\t']));
     let mut all = names.filter_map(|line| parse(text, line.trim_end()));

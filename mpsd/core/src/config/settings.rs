@@ -26,7 +26,7 @@ pub struct Row {
     /// A value for the file's comment, if there is no default.
     pub example: Option<&'static str>,
     /// It is needed before NVML answers, so it cannot depend on a GPU's product.
-    pub(super) early: bool,
+    pub early: bool,
     pub(super) read: fn(&mut Settings, &Entry<'_>) -> Result<(), ConfigError>,
     written: fn(&Settings) -> Option<String>,
 }

@@ -22,7 +22,7 @@ pub fn check(
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     (verbs.check)(pbs, ctx, &mut all);
-    all.push(operators(pbs, &ctx.host.name(), ctx));
+    all.push(operators(pbs, ctx));
     all.extend(old_note(pbs, node, ctx));
     all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
     all
@@ -38,7 +38,8 @@ fn left_out() -> CheckLine {
 
 /// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is
 /// silent if it is not.
-fn operators(pbs: &Installation, host: &str, ctx: &SetupContext<'_>) -> CheckLine {
+fn operators(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
+    let host = &ctx.host.name();
     let line = format!("qmgr -c 'set server operators += root@{host}'");
     match pbs.qmgr("list server", ctx.host) {
         Err(why) => Warn(format!(
@@ -89,38 +90,8 @@ fn may_drain(server: &str, node: &str) -> bool {
 mod tests {
     use super::*;
     use crate::testing::context;
-    use batch::host::{Answer, Host};
     use batch::openpbs;
-    use std::path::Path;
-    use std::time::Duration;
-
-    /// A node `nodeb` that may take itself out of service.
-    struct Operator;
-
-    impl Host for Operator {
-        fn read(&self, _: &Path, _: usize) -> std::io::Result<Option<Vec<u8>>> {
-            Ok(None)
-        }
-        fn executable(&self, _: &Path) -> bool {
-            true
-        }
-        fn name(&self) -> String {
-            "nodeb".to_owned()
-        }
-        fn run(
-            &self,
-            _: &Path,
-            arguments: &[&str],
-            _: &[(&str, &str)],
-            _: Duration,
-        ) -> Result<Answer, String> {
-            let known = arguments == ["-c", "list server"];
-            Ok(Answer {
-                code: Some(i32::from(!known)),
-                text: "Server nodea\n    operators = root@nodeb\n".to_owned(),
-            })
-        }
-    }
+    use batch::testing::TextHost;
 
     #[test]
     fn an_operator_is_known_by_its_host_whatever_pbs_calls_the_node() {
@@ -129,8 +100,11 @@ mod tests {
             home: "/x".into(),
             commands: vec!["/x/bin".into()],
         };
+        // Its name is nodeb.
+        let text = "Server nodea\n    operators = root@nodeb\n";
+        let host = TextHost::default().command("/x/bin/qmgr -c list server", 0, text);
         let ctx = SetupContext {
-            host: &Operator,
+            host: &host,
             ..context("/x", None)
         };
         let all = check(&pbs, super::super::verbs(&pbs), "gpubox", &ctx);
