@@ -64,9 +64,8 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 /// of which a cell's name has one. Machines run side by side, so each has about as much to do.
 ///
 /// On the host stay: cells that no cgroup, mount, unit or kernel can change, and those of nodes that
-/// a booted one is not: where nobody looks again (`faults::the_administrator`), which is up for a
-/// minute (`faults::the_end`), with two processors (`a_child_that_its_user_stops`), or where another
-/// log than journald hears (`confined::a_user`).
+/// a booted one is not: where nobody looks again (`second_look`), with two processors
+/// (`a_child_that_its_user_stops`), or where another log than journald hears (`confined::a_user`).
 const MACHINES: [&[(&str, &str)]; 3] = [
     &[("slurm", "shared:: leftovers:: seen::")],
     &[(
@@ -74,10 +73,13 @@ const MACHINES: [&[(&str, &str)]; 3] = [
         "shared_cgroups:: shared_sluids:: memory_cgroup:: auto_shards_confined:: devices_reversed::",
     )],
     &[
-        ("suite", "confined::the_ bounded:: hidden:: survivors::"),
         (
             "mpsd_sys",
             "cgroup:: confine:: spawn:: guard:: remove:: --skip a_child_that_its_user_stops",
+        ),
+        (
+            "suite",
+            "confined::the_ bounded:: hidden:: evidence:: survivors:: second_look::the_end",
         ),
         ("mpsd", "as_user:: launch:: members_tests::"),
         ("vm", ""),

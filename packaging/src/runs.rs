@@ -23,7 +23,7 @@ const PROGRAMS: &str = "build --workspace --lib --bins";
 /// NAME = COUNT`.
 pub fn matrices() -> Result<()> {
     cargo::build(PROGRAMS)?;
-    let words = "test --workspace --test suite -- crash:: hostile:: kills:: faults:: scarce:: supervision:: \
+    let words = "test --workspace --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
                  --nocapture";
     let mut tried = BTreeMap::<String, u64>::new();
     let status = lines(&mut cargo::words(words), LONGEST, |line| {

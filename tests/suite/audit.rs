@@ -31,6 +31,25 @@ impl<'a> Entry<'a> {
     }
 }
 
+/// A daemon of many GPUs has many limits. Each appears whole.
+#[test]
+fn no_limit_is_cut_off() {
+    alone(|| {
+        let place = Place::new(fast(80), "deadline_s = 20\n");
+        let journal = Syslog::hear_journal(&place.directory("room"));
+        let list: Vec<String> = (0..80).map(|gpu| gpu.to_string()).collect();
+        place.begin("79.pbs", "MPS=true,MPS_MEM=4G", &list.join(","));
+        place.assert_ends_clean("79.pbs", "a job on very many GPUs");
+        let all = journal.lines();
+        let limits = Entry::parse(&all[0]).get("MPSD_LIMITS");
+        assert!(limits.len() > 4000, "{} characters", limits.len());
+        for gpu in place.node.uuids() {
+            let limit = format!("memory 4096M of {gpu}");
+            assert!(limits.contains(&limit), "{limit}: {limits}");
+        }
+    });
+}
+
 #[test]
 fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
     alone(|| {
@@ -83,24 +102,5 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         let took = started.elapsed();
         assert!(took < Duration::from_secs(16), "{took:?}");
         assert!(journal.lines().iter().all(|entry| entry == "x"));
-    });
-}
-
-/// A daemon of many GPUs has many limits. Each appears whole.
-#[test]
-fn no_limit_is_cut_off() {
-    alone(|| {
-        let place = Place::new(fast(80), "deadline_s = 20\n");
-        let journal = Syslog::hear_journal(&place.directory("room"));
-        let list: Vec<String> = (0..80).map(|gpu| gpu.to_string()).collect();
-        place.begin("79.pbs", "MPS=true,MPS_MEM=4G", &list.join(","));
-        place.assert_ends_clean("79.pbs", "a job on very many GPUs");
-        let all = journal.lines();
-        let limits = Entry::parse(&all[0]).get("MPSD_LIMITS");
-        assert!(limits.len() > 4000, "{} characters", limits.len());
-        for gpu in place.node.uuids() {
-            let limit = format!("memory 4096M of {gpu}");
-            assert!(limits.contains(&limit), "{limit}: {limits}");
-        }
     });
 }

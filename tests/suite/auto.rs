@@ -160,6 +160,21 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
     assert!(kept > 0);
 }
 
+#[test]
+fn only_a_user_who_asked_is_told_by_the_prologue() {
+    for (scenario, told) in [(auto(1), 1), (auto(1).by_site(), 0)] {
+        let world = scenario.node();
+        begun(&scenario, &world, Trouble::None);
+        let complaints = world.borrow().complaints.clone();
+        assert_eq!(complaints.len(), told, "{complaints:?}");
+        assert!(
+            complaints
+                .iter()
+                .all(|line| line.ends_with("auto: no MPS, because 1 task on 1 GPU"))
+        );
+    }
+}
+
 /// Slurm's plugin shows what the record asks for.
 #[test]
 fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {

@@ -9,7 +9,7 @@ use tests::double::look;
 use tests::place::{Place, fast};
 use tests::stage::{Ran, USER, finish, uid_of};
 
-const JOB: &str = "7.srv";
+pub const JOB: &str = "7.srv";
 
 pub struct Bench {
     pub place: Place,

@@ -9,7 +9,7 @@ use tests::double::look;
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Full, Older, Shared, Small, alone};
-use tests::stage::{OTHER_USER, USER, as_user, epilogue_args, finish};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -86,6 +86,46 @@ fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
         place.begin("72.srv", ACCOUNT, "0");
         assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
         place.assert_ends_clean("72.srv", "a full namespace of later");
+    });
+}
+
+/// A CUDA program of `job`'s user by `mpsctl exec`, in the namespace `older`.
+fn exec_within(older: &Older, place: &Place, job: &str) -> Ran {
+    finish(older.within(&place.exec_command(&[], &[("PBS_JOBID", job)])))
+}
+
+#[test]
+fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let older = Older::start();
+        place.begin("64.srv", ACCOUNT, "0");
+        let ran = exec_within(&older, &place, "64.srv");
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+        ran.complains("this process does not see").prints_nothing();
+        let ran = exec_within(&Older::start(), &place, "64.srv").ok();
+        ran.prints("\"under_mps\":true");
+        place.assert_ends_clean("64.srv", "an older namespace");
+    });
+}
+
+/// Slurm's job_container/tmpfs makes a job's namespace before a step's own daemon starts; with
+/// RunInJob, before the prolog runs.
+#[test]
+fn a_job_whose_namespace_is_there_already_sees_its_directories() {
+    alone(|| {
+        let place = Place::new(fast(2), CONFIG);
+        let mut older = Older::start();
+        older.keep_for(&place.path("containers"), "65.srv");
+        place.begin("65.srv", ACCOUNT, "0");
+        assert!(place.mounts().is_empty(), "{:?}", place.mounts());
+        let ran = exec_within(&older, &place, "65.srv").ok();
+        ran.prints("\"under_mps\":true");
+        // A namespace of another job than this one.
+        place.begin("66.srv", "MPS=true,MPS_THREADS=25", "1");
+        assert_eq!(place.mounts().len(), 2);
+        place.end("66.srv");
+        place.assert_ends_clean("65.srv", "a job's own namespace");
     });
 }
 

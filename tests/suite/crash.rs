@@ -4,15 +4,14 @@
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use batch::Exclusive;
 use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
+use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
-use tests::place::side_by_side;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
@@ -118,63 +117,47 @@ fn killed_prologues(scenario: &Scenario) -> Worlds {
     worlds
 }
 
-/// By an epilogue, by an epilogue that comes after one that was killed too, and by the same job's
-/// next prologue.
 #[test]
-fn a_prologue_or_an_epilogue_that_is_killed_anywhere_is_undone_whole() {
+fn a_prologue_killed_anywhere_is_undone_whole() {
     silence_kills();
-    let (points, pairs) = (AtomicU64::new(0), AtomicU64::new(0));
-    side_by_side(scenarios(), 2, |scenario| {
-        let mut starts = killed_prologues(&scenario);
-        for (name, left, count) in starts.iter() {
+    let mut tried = 0;
+    for scenario in scenarios() {
+        for (name, left, points) in killed_prologues(&scenario).iter() {
             restored(&shared(left), &scenario, name);
-            begun_again(left, &scenario, name);
-            points.fetch_add(*count, Ordering::Relaxed);
-        }
-        starts.add(scenario.name, &running(&scenario).0);
-        for (name, left, count) in starts.iter() {
-            let tried = killed_epilogues(left, &scenario, name);
-            pairs.fetch_add(count * tried, Ordering::Relaxed);
-        }
-    });
-    let (points, pairs) = (points.into_inner(), pairs.into_inner());
-    assert!(points > 300, "only {points} crash points");
-    assert!(pairs > 10_000, "only {pairs} pairs");
-    figures::tell("crash_points", points);
-    figures::tell("crash_point_pairs", pairs);
-}
-
-/// Returns at how many points it was killed.
-fn killed_epilogues(left: &World, scenario: &Scenario, name: &str) -> u64 {
-    let mut ends = Worlds::default();
-    for at in 0.. {
-        let world = shared(left);
-        let mut node = Sim::new(&world, Trouble::KillAt(at));
-        if living(|| node.end(scenario)).is_some() {
-            return at as u64;
-        }
-        drop(node);
-        let name = format!("{name}, epilogue killed at {at}");
-        let is_new = ends.add(&name, &world.borrow());
-        if is_new {
-            restored(&world, scenario, &name);
+            tried += points;
         }
     }
-    unreachable!("an end without an end")
+    assert!(tried > 300, "only {tried} crash points");
+    figures::tell("crash_points", tried);
 }
 
-/// The prologue takes down what the killed one left.
-fn begun_again(left: &World, scenario: &Scenario, name: &str) {
-    let world = shared(left);
-    Sim::well(&world)
-        .begin(scenario)
-        .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-    let own = |p: &&Living| p.job == scenario.mps_id() && p.role == Role::Control;
-    let daemons = world.borrow().processes.values().filter(own).count();
-    assert_eq!(daemons, 1, "{name}: control daemons");
-    let state = world.borrow().state(&scenario.id());
-    assert_eq!(state, Some(RecordState::Ready), "{name}");
-    restored(&world, scenario, name);
+#[test]
+fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
+    silence_kills();
+    let mut tried = 0;
+    for scenario in scenarios() {
+        let mut starts = killed_prologues(&scenario);
+        starts.add(scenario.name, &running(&scenario).0);
+        for (name, left, points) in starts.iter() {
+            let mut ends = Worlds::default();
+            for at in 0.. {
+                let world = shared(left);
+                let mut node = Sim::new(&world, Trouble::KillAt(at));
+                if living(|| node.end(&scenario)).is_some() {
+                    break;
+                }
+                drop(node);
+                let name = format!("{name}, epilogue killed at {at}");
+                let is_new = ends.add(&name, &world.borrow());
+                if is_new {
+                    restored(&world, &scenario, &name);
+                }
+                tried += points;
+            }
+        }
+    }
+    assert!(tried > 10_000, "only {tried} pairs");
+    figures::tell("crash_point_pairs", tried);
 }
 
 #[test]
@@ -211,6 +194,28 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
             scenario.name
         );
     }
+}
+
+#[test]
+fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
+    silence_kills();
+    let mut tried = 0;
+    for scenario in scenarios() {
+        for (name, left, points) in killed_prologues(&scenario).iter() {
+            let world = shared(left);
+            Sim::well(&world)
+                .begin(&scenario)
+                .unwrap_or_else(|e| panic!("{name}: {e:?}"));
+            let own = |p: &&Living| p.job == scenario.mps_id() && p.role == Role::Control;
+            let daemons = world.borrow().processes.values().filter(own).count();
+            assert_eq!(daemons, 1, "{name}: control daemons");
+            let state = world.borrow().state(&scenario.id());
+            assert_eq!(state, Some(RecordState::Ready), "{name}");
+            restored(&world, &scenario, name);
+            tried += points;
+        }
+    }
+    figures::tell("crash_points", tried);
 }
 
 /// The world after a prologue and an epilogue, how the prologue ended, whether the job was there,
@@ -461,6 +466,24 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
     assert!(is_named, "{log:?}");
 }
 
+/// Its server would get error 46 there, and the job no reason.
+#[test]
+fn a_process_that_holds_an_exclusive_gpu_is_named() {
+    let scenario = Scenario::new("held", "MPS=true", 1).exclusive(0);
+    let gpu = scenario.inventory.gpus[0].uuid.clone();
+    let world = shared(&before(&scenario));
+    world.borrow_mut().foreign.push((gpu.clone(), 77));
+    let failed = Sim::well(&world).begin(&scenario).expect_err("a held GPU");
+    let told = failed.failure.to_string();
+    assert!(
+        told.contains(gpu.as_str()) && told.contains("process 77 holds it"),
+        "{told}"
+    );
+    world.borrow_mut().foreign.clear();
+    restored(&world, &scenario, "a held GPU");
+    Sim::well(&world).begin(&scenario).expect("nobody holds it");
+}
+
 #[test]
 fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     let scenario = Scenario::new("undivided", "MPS=true", 1).detached();
@@ -528,6 +551,21 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         assert_eq!(world.processes.len(), 3, "begun again at point {at}");
     }
     assert!(tried > 1, "only {tried} points");
+}
+
+/// It is in the journal, and holds no lock.
+#[test]
+fn a_process_that_watches_whether_its_job_begins_is_ended_with_the_job() {
+    let scenario = Scenario::new("watched", "MPS=true", 1);
+    let world = shared(&running(&scenario).0);
+    let path = paths().job(&scenario.id()).file(JOURNAL);
+    let text = world.borrow().text(&path).expect("a journal");
+    let mut journal: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    journal["starter"] = serde_json::json!({"pid": 7, "start_time": 7});
+    world.borrow_mut().put(path, journal.to_string());
+    world.borrow_mut().starter = Some(7);
+    assert!(Sim::well(&world).end(&scenario).is_clean());
+    assert_eq!(world.borrow().starter, None, "it watches on");
 }
 
 /// The start under way is that of another job with the same id.

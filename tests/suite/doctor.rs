@@ -7,11 +7,10 @@ use std::process::{Command, Stdio};
 
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY};
 use nix::mount::{MsFlags, mount};
+use tests::double::mig;
 use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, chmod, finish, prologue_on_gpu_0, script};
-
-const NOT_VERIFIED: &str = "OK    60 clients a GPU: as NVIDIA documents it, not verified";
 
 /// A node as at a site: cgroups, the vendor's two programs, NVML.
 fn place() -> Place {
@@ -73,7 +72,6 @@ fn a_healthy_node_is_told_line_by_line_and_is_left_as_it_was() {
     ] {
         ran.prints(line);
     }
-    ran.lacks(NOT_VERIFIED);
     // Equal lines of a thousand nodes must fold into one, so a good line has no pid, host or time.
     let good = |ran: &Ran| -> Vec<String> {
         let lines = ran.out.lines().filter(|line| line.starts_with("OK"));
@@ -85,6 +83,23 @@ fn a_healthy_node_is_told_line_by_line_and_is_left_as_it_was() {
     let is_nvml = |one: &serde_json::Value| one["status"] == "OK" && one["text"] == "NVML answers";
     assert!(findings.iter().any(is_nvml), "{said}");
     place.assert_as_before("a check");
+}
+
+#[test]
+fn the_vendors_programs_must_be_there_and_roots_alone() {
+    let mut place = place();
+    let control = place.node.control();
+    let away = control.with_extension("away");
+    let line = "FAIL  NVIDIA's MPS: cannot open";
+    let [remove, restore] = [(&control, &away), (&away, &control)]
+        .map(|(from, to)| move |_: &mut Place| fs::rename(from, to).expect("rename"));
+    found(&mut place, line, remove, restore);
+    let mode = |mode: u32| {
+        let control = &control;
+        move |_: &mut Place| chmod(control, mode)
+    };
+    let line = "may be written by group or others";
+    found(&mut place, line, mode(0o777), mode(0o755));
 }
 
 #[test]
@@ -100,6 +115,18 @@ fn a_dead_driver_and_a_gpu_without_persistence_mode_are_found() {
     found(&mut place, line, kept(false), kept(true));
 }
 
+#[test]
+fn mps_on_mig_devices_is_said_to_be_unverified() {
+    let divided = |count: u32| {
+        move |place: &mut Place| {
+            let devices = (0..count).map(|number| mig(1, number)).collect();
+            place.node.change(|node| node.gpu[1].mig = devices);
+        }
+    };
+    let line = "WARN  GPU 1 in MIG mode, with 2 MIG devices. Each gets its own MPS: documented, not verified";
+    found(&mut place(), line, divided(2), divided(0));
+}
+
 /// A user who has used up the memory can cause it, so no health check may drain the node for it.
 #[test]
 fn an_answer_that_did_not_come_is_no_proof() {
@@ -113,6 +140,28 @@ fn an_answer_that_did_not_come_is_no_proof() {
     killed(false)(&mut place);
     let line = "WARN  could not be told now: NVML: the process that called it ended by ";
     found(&mut place, line, killed(true), killed(false));
+}
+
+/// Its scheduler cannot be asked here, so the job does not count as gone.
+#[test]
+fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
+    let status = |place: &Place| place.mpsctl(&["status"]);
+    let leave = |place: &mut Place| {
+        place.begin("12.srv", "MPS=true", "0");
+        status(place).prints("MPS is up");
+        // NVML_ERROR_MEMORY.
+        place.node.change(|node| node.nvml.init_answers = 20);
+        place.strict_end("12.srv").exits(2);
+        place.node.change(|node| node.nvml.init_answers = 0);
+        let told = "its MPS was taken down, and something of it is left";
+        status(place).prints(told).lacks("MPS is up");
+        let one = place.mpsctl(&["status", "12.srv", "--json"]).exits(1);
+        one.prints("\"state\":\"left\"");
+        doctor(place, &[]).lacks("no job left anything");
+    };
+    let line = "WARN  job 12.srv: its end left something of its MPS";
+    let remedy = |place: &mut Place| drop(place.end("12.srv"));
+    found(&mut place(), line, leave, remedy);
 }
 
 /// Such as `nvidia-mps.service`.
@@ -305,6 +354,10 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
 
 #[test]
 fn what_a_newer_driver_is_only_documented_for_is_told() {
-    let node = fast(1).describe(|node| "590.44.01".clone_into(&mut node.driver_version));
-    doctor(&Place::new(node, ""), &[]).prints(NOT_VERIFIED);
+    for (driver, told) in [("580.159.04", false), ("590.44.01", true)] {
+        let node = fast(1).describe(|node| node.driver_version = driver.to_owned());
+        let ran = doctor(&Place::new(node, ""), &[]);
+        let line = "OK    60 clients a GPU: as NVIDIA documents it, not verified";
+        assert_eq!(ran.out.contains(line), told, "{}", ran.out);
+    }
 }

@@ -1,17 +1,14 @@
 //! The fault matrix: every fault of the control daemon, its server and NVML has its outcome, within
 //! the deadline, with nothing left. Only the node's own faults drain it.
 
-use std::fs;
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::frozen::Frozen;
-use tests::double::mig;
 use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
 use tests::place::{Place, eventually, fast, kill, side_by_side};
-use tests::stage::{THREE, USER, slurm_env, uid_of};
+use tests::stage::{Ran, USER};
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
@@ -25,7 +22,7 @@ const FAULTS: &str = r#"
 ready         | a slow start | faults = {start = "slow", slow_ms = 400}
 undetermined  | no socket | faults.start = "never"
 undetermined  | exits at once | faults.start = "exits"
-undetermined: the control daemon or its server hangs | a socket that never answers | faults.start = "hangs"
+undetermined  | a socket that never answers | faults.start = "hangs"
 ready         | a slow server | faults = {server = "slow", slow_ms = 400}
 undetermined  | a server that is never ready | faults.server = "never-ready"
 undetermined  | a server that never becomes active | faults.server = "initializing"
@@ -139,144 +136,62 @@ fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
 
 #[test]
 fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_is_seen() {
-    for set in [(|f| f.set_refused = true) as fn(&mut NvmlFaults), |f| {
-        f.set_ignored = true;
-    }] {
+    for (name, set) in [
+        ("refused", (|f| f.set_refused = true) as fn(&mut NvmlFaults)),
+        ("ignored", |f| f.set_ignored = true),
+    ] {
         let place = Place::new(fast(1).nvml(set), CONFIG);
         let ran = place.torque("51.srv", ACCOUNT, "0");
         ran.exits(2).complains("GPU-");
-        place.assert_as_before("a compute mode that cannot be set");
-        figures::tell("faults", 1);
-    }
-}
-
-/// The daemons are stopped even so, and the next end finishes.
-#[test]
-fn nvml_that_fails_at_the_end_of_a_job_drains_only_if_the_driver_is_gone() {
-    for (name, set, drained) in [
-        (
-            "gone",
-            (|f| f.init_fails = true) as fn(&mut NvmlFaults),
-            true,
-        ),
-        // Its process sleeps in user space, so it might as well be starved.
-        ("silent", |f| f.init_hangs = true, false),
-        ("without memory", |f| f.init_answers = 20, false),
-        ("without resources", |f| f.init_answers = 23, false),
-    ] {
-        let mut place = Place::with_job(fast(1), CONFIG, "52.srv", ACCOUNT, "0");
-        place.node.change(|d| set(&mut d.nvml));
-        let end = place.strict_end("52.srv").exits(2);
-        end.within(LATEST);
-        assert!(place.pids(THREE[1]).is_empty(), "{name}: {end:?}");
-        if drained {
-            // The scheduler did not take the drain. Until it does, this node starts no MPS job.
-            let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
-            refused.complains("waits for its scheduler");
-            let drains = place.take_drains();
-            assert_eq!(drains.len(), 1, "{end:?}: {drains:?}");
-            assert!(drains[0].contains("mpsd: job 52.srv"), "{drains:?}");
-        }
-        place.assert_not_drained(name);
-        place.node.change(|d| d.nvml = NvmlFaults::default());
-        place.end("52.srv");
         place.assert_as_before(name);
         figures::tell("faults", 1);
     }
 }
 
-/// A user whom the site lets divide GPUs can remove a MIG device at any time.
 #[test]
-fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
-    let mut place = Place::new(fast(1).divided(0, 3), CONFIG);
-    let own = mig(0, 0).uuid;
-    let uid = uid_of(USER).to_string();
-    let prolog = |place: &Place, job: &str| {
-        let gpus = [("SLURM_JOB_GPUS", "4"), ("CUDA_VISIBLE_DEVICES", &*own)];
-        let env = [&slurm_env(job, &uid, "prolog_slurmd")[..], &gpus].concat();
-        place.prologue(&["--request", ACCOUNT], &env)
-    };
-    prolog(&place, "4711").ok();
-    place.node.change(|node| drop(node.gpu[0].mig.remove(0)));
-    let env = slurm_env("4711", &uid, "epilog_slurmd");
-    place.epilogue(&["--strict"], &env).ok();
-    place.assert_as_before("a MIG device that went away");
-    let ran = prolog(&place, "4712").exits(2);
-    ran.complains("divided again");
-    place.assert_not_drained("a MIG device that is not there");
-}
-
-/// Notes in the ledger and asks for a second look, as an epilogue does.
-fn note(place: &Place, key: &str, noted: serde_json::Value) -> [PathBuf; 2] {
-    let ledger = serde_json::json!({"version": 1, (key): noted});
-    let files = ["run/ledger", "run/look-again"].map(|name| place.path(name));
-    fs::write(&files[0], ledger.to_string()).expect("ledger");
-    fs::write(&files[1], "").expect("mark");
-    files
-}
-
-/// A process that was in the driver for so long, and has ended since.
-fn hung(age_s: u64) -> serde_json::Value {
-    let text = fs::read_to_string("/proc/uptime").expect("uptime");
-    let up: u64 = text
-        .split('.')
-        .next()
-        .and_then(|up| up.parse().ok())
-        .expect("seconds");
-    serde_json::json!([{
-        "suspect": {"process": {"pid": i32::MAX, "start_time": 1}},
-        "what": "mps-server 691", "since": up.saturating_sub(age_s),
-        "job": "120.srv", "scheduler": "torque", "node": "gpu001", "uid": 1001, "prefix": "mpsd:", "gpus": [],
-    }])
-}
-
-/// The job never had MPS. `survivors` tests the verdict.
-#[test]
-fn the_end_of_any_job_brings_a_second_look() {
-    let place = Place::new(fast(1), CONFIG);
-    let files = note(&place, "suspicions", hung(61));
-    let end = place.torque_end("121.srv").ok();
-    assert_eq!(end.err, "", "{end:?}");
-    eventually("the second look", || {
-        !files.iter().any(|path| path.exists())
-    });
-    place.assert_as_before("a second look");
+fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
+    let (place, end) = without_nvml_at_the_end(|f| f.init_fails = true);
+    // The scheduler did not take the drain. Until it does, this node starts no MPS job.
+    let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
+    refused.complains("waits for its scheduler");
+    let drains = place.take_drains();
+    assert_eq!(drains.len(), 1, "{end:?}: {drains:?}");
+    assert!(drains[0].contains("mpsd: job 52.srv"), "{drains:?}");
+    nvml_is_back(place);
 }
 
 #[test]
-fn the_administrator_is_told_of_what_the_ledger_notes_and_what_to_do() {
-    let place = Place::new(fast(1), CONFIG);
-    let conf = place.path("slurm.conf");
-    fs::write(&conf, "GresTypes=gpu\nPrologFlags=Alloc\n").expect("slurm.conf");
-    let conf = conf.display().to_string();
-    let check = || place.mpsctl(&["slurm", "check", "--slurm-conf", &conf]).out;
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("a time");
-    let failed = |job: &str, ago| serde_json::json!({"when": now.as_secs() - ago, "job": job});
-    let both = serde_json::json!({"5": failed("110.srv", 9), "6": failed("111.srv", 1)});
-    let users = "starts of 2 users failed on this node";
-    let last = "the last one of job 111.srv";
-    for (key, noted, words) in [
-        (
-            "suspicions",
-            hung(400),
-            [
-                "FAIL  job 120.srv: 6 min ago",
-                "run 'mpsctl reconcile' as root",
-            ],
-        ),
-        ("failed_starts", both, ["WARN  ", users]),
-    ] {
-        assert!(!check().contains(words[1]), "{}", check());
-        note(&place, key, noted);
-        let out = check();
-        let told = |line: &str| words.iter().all(|word| line.contains(word));
-        assert!(out.lines().any(told), "{words:?}: {out}");
+fn nvml_that_is_silent_at_the_end_of_a_job_proves_nothing_unless_the_driver_holds_it() {
+    // Its process sleeps in user space, so it might as well be starved.
+    let (place, _) = without_nvml_at_the_end(|f| f.init_hangs = true);
+    place.assert_not_drained("a silent NVML");
+    nvml_is_back(place);
+}
+
+#[test]
+fn nvml_without_memory_at_the_end_of_a_job_drains_nothing_and_refuses_no_start() {
+    for number in [20, 23] {
+        let (place, _) = without_nvml_at_the_end(move |f| f.init_answers = number);
+        place.assert_not_drained("no memory");
+        nvml_is_back(place);
     }
-    assert!(check().contains(last), "{}", check());
-    let told = place.mpsctl(&["reconcile"]).exits(2);
-    told.prints(users).prints(last);
+}
+
+/// NVML has a fault at the job's end. The daemons are stopped even so.
+fn without_nvml_at_the_end(set: impl Fn(&mut NvmlFaults)) -> (Place, Ran) {
+    let mut place = Place::with_job(fast(1), CONFIG, "52.srv", ACCOUNT, "0");
+    place.node.change(|d| set(&mut d.nvml));
+    let end = place.strict_end("52.srv").exits(2);
+    end.within(LATEST);
+    assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
+    (place, end)
+}
+
+fn nvml_is_back(mut place: Place) {
+    place.node.change(|d| d.nvml = NvmlFaults::default());
+    place.end("52.srv");
+    place.assert_as_before("NVML is back");
+    figures::tell("faults", 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tempfile::TempDir;
@@ -106,6 +107,24 @@ fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
         ran.prints(ALL);
         place.served("80.srv", &[]);
         place.assert_ends_clean("80.srv", "hidden device files");
+    });
+}
+
+/// NVIDIA's programs take their time for each GPU that they open.
+#[test]
+fn a_start_takes_no_longer_because_its_node_has_more_gpus() {
+    alone(|| {
+        let node = Node::new(500);
+        let time = |job: &str, gpus: &str| {
+            let began = Instant::now();
+            node.place.begin(job, "MPS=true", gpus);
+            let took = began.elapsed();
+            node.place.end(job);
+            took
+        };
+        let (all, one) = (time("81.srv", "0,1,2,3"), time("82.srv", "3"));
+        assert!(all > one + Duration::from_millis(1000), "{all:?}, {one:?}");
+        node.place.assert_as_before("two starts");
     });
 }
 

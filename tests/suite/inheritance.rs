@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use mpsd::job::spec::Spec;
+use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast, status_of};
 use tests::stage::{
     THREE, USER, finish, openpbs_args, prologue_args, prologue_on_gpu_0, script,
@@ -79,6 +82,39 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
     let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 3 == 1)
+}
+
+/// Root passes descriptor 5 only if it could make the file for observations. Otherwise `mpsd` may
+/// use the number itself.
+#[test]
+fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
+    let place = Place::new(fast(1), CONFIG);
+    let spec = Spec {
+        job: "87.srv".to_owned(),
+        uid: 0,
+        control: place.node.control(),
+        nvml: String::new(),
+        run: PathBuf::new(),
+        daemons: Vec::new(),
+        servers: Vec::new(),
+        start_ms: 5_000,
+        command_ms: 1_000,
+        over_limit: MemoryOverLimit::Ignore,
+        usage: false,
+        outside: false,
+    };
+    let (request, answer) = (place.path("spec"), place.path("said"));
+    fs::write(&request, serde_json::to_string(&spec).expect("JSON")).expect("write");
+    // Root lets the servers start.
+    fs::write(&answer, "\n").expect("write");
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "exec \"$0\" 3<\"$1\" 4<>\"$2\" 5<&-"]);
+    command.arg(place.program("mpsd"));
+    finish(command.args([&request, &answer])).ok();
+    assert_eq!(
+        fs::read_to_string(&answer).expect("a report"),
+        "\n{\"Ok\":[]}\n"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The suite: the real programs on the simulated node, and the project's rules.
 
+mod accounts;
 mod architecture;
 mod audit;
 mod auto;
@@ -11,6 +12,7 @@ mod corpus;
 mod crash;
 mod doctor;
 mod enroot;
+mod evidence;
 mod faults;
 mod fleet;
 mod hidden;
@@ -19,7 +21,9 @@ mod inheritance;
 mod kills;
 mod lifted;
 mod metrics;
+mod mig;
 mod mpsctl;
+mod no_memory_told;
 mod outcomes;
 mod pack;
 mod plans;
@@ -28,6 +32,7 @@ mod releases;
 mod remembered;
 mod report;
 mod scarce;
+mod second_look;
 mod shared;
 mod slurm_stack;
 mod soak;

@@ -3,10 +3,13 @@
 
 use std::fs;
 use std::os::unix::fs::chown;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, finish, uid_of};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
+
+const PATH: (&str, &str) = ("PATH", "/usr/bin:/bin");
 
 fn place(gpus: usize) -> Place {
     Place::new(fast(gpus), "")
@@ -18,6 +21,101 @@ fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
 
 fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
     place.mpsctl_as(USER, args, env)
+}
+
+fn env_line(place: &Place) -> String {
+    let (mpsctl, config) = (place.program("mpsctl"), place.config());
+    format!("{} --config {} env", mpsctl.display(), config.display())
+}
+
+#[test]
+fn json_names_the_jobs_own_directories_and_gpus() {
+    let place = with_job(2, "7.srv", "MPS=true", "1");
+    let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
+    let said = mpsctl(&place, &["env", "--shell", "json"], &env)
+        .ok()
+        .json();
+    let expected = json!({
+        "CUDA_MPS_PIPE_DIRECTORY": place.job("7.srv").join("pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": place.job("7.srv").join("log"),
+        "CUDA_VISIBLE_DEVICES": place.node.uuids()[1],
+        "MPSD_JOB": "7.srv",
+    });
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn outside_a_job_with_mps_nothing_is_set_and_another_jobs_variables_are_unset() {
+    let place = place(1);
+    for env in [
+        &[][..],
+        &[("PBS_JOBID", "8.srv")],
+        &[("SLURM_JOB_ID", "8"), ("SLURMD_NODENAME", "n1")],
+    ] {
+        mpsctl(&place, &["env"], env).prints_only("");
+    }
+    let (name, pipe) = place.pipe("7.srv");
+    let inherited = [
+        ("PBS_JOBID", "8.srv"),
+        ("MPSD_JOB", "7.srv"),
+        (name.as_str(), pipe.as_str()),
+        ("CUDA_MPS_LOG_DIRECTORY", "/home/u/log"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10"),
+    ];
+    let ran = mpsctl(&place, &["env"], &inherited).ok();
+    let gone =
+        "unset MPSD_JOB\nunset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n";
+    assert_eq!(ran.out, gone, "{ran:?}");
+}
+
+#[test]
+fn a_refused_job_cannot_go_on_unnoticed() {
+    let place = place(1);
+    place.refused("9.srv", "MPS=true,MPS_THREADS=101");
+    let job = [("PBS_JOBID", "9.srv"), PATH];
+    let ran = mpsctl(&place, &["env"], &job).exits(1);
+    ran.complains("mpsctl: job 9.srv: MPS refused: ");
+    ran.complains("MPS_THREADS=101");
+    assert_eq!(ran.out, "false\n");
+    let script = format!("set -e; eval \"$({})\"; echo went on", env_line(&place));
+    let mut shell = as_user(USER, "/bin/sh");
+    shell.args(["-c", &script]).env_clear().envs(job);
+    finish(shell).exits(1).prints_nothing();
+    let ran = mpsctl(&place, &["exec", "--", "/bin/echo", "went on"], &job).exits(1);
+    ran.prints_nothing().complains("MPS_THREADS=101");
+    place.assert_ends_clean("9.srv", "a refused job");
+}
+
+#[test]
+fn a_starting_job_is_waited_for_within_its_deadline() {
+    let place = place(1);
+    let dir = place.directory("run/jobs/5.srv");
+    let record = |state: &str| {
+        let text = json!({
+            "version": 1, "job": "5.srv", "uid": 65534, "state": state, "deadline_s": 1,
+            "exclusive": false, "per_gpu": false, "named": false, "rank_threads": [], "rank_memory": [],
+            "gpus": [], "daemons": [{"gpus": [], "pipe": dir.join("pipe"), "log": dir.join("log")}],
+        });
+        fs::write(dir.join("record.new"), text.to_string()).expect("record");
+        fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
+    };
+    // Something else listens in the control daemon's place.
+    let socket = place.directory("run/jobs/5.srv/pipe").join("control");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+    chmod(&socket, 0o666);
+    let job = [("PBS_JOBID", "5.srv")];
+    record("starting");
+    let ran = mpsctl(&place, &["env"], &job).exits(2);
+    ran.complains("not ready in time");
+    assert!(ran.took >= Duration::from_secs(1), "{ran:?}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            record("ready");
+        });
+        let ran = mpsctl(&place, &["env"], &job).ok();
+        ran.prints("CUDA_MPS_PIPE_DIRECTORY");
+    });
 }
 
 /// An unknown word before the command that looks like an option is a mistyped option.
@@ -68,6 +166,16 @@ fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {
 }
 
 #[test]
+fn help_of_a_verb_is_the_same_in_both_words() {
+    let place = place(1);
+    for verb in ["status", "sweep", "pack"] {
+        let [one, other] =
+            [["help", verb], [verb, "--help"]].map(|words| mpsctl(&place, &words, &[]).ok().out);
+        assert_eq!(one, other);
+    }
+}
+
+#[test]
 fn another_users_job_is_refused_and_a_missing_command_is_127() {
     let place = with_job(1, "3.srv", "MPS=true", "0");
     let foreign = place.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);
@@ -115,15 +223,86 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     let exclusive = plan(&["--gpus", "1", "--exclusive", "--request", "MPS=true"]);
     exclusive.prints(format!("set compute mode of {gpu} to EXCLUSIVE_PROCESS"));
 
+    let words = ["plan", "--scheduler", "torque", "--gpus", "0,1"];
+    let vector = [
+        "9.srv",
+        USER,
+        "nogroup",
+        "j",
+        "nodes=1",
+        "batch",
+        "MPS=per-gpu",
+    ];
+    let ran = mpsctl(&place, &[&words[..], &vector].concat(), &[]).ok();
+    ran.prints("job 9.srv").prints("daemon 1:");
+
     let nothing = "MPS was not asked for: nothing is done\n";
     plan(&["--request", "proj42"]).prints_only(nothing);
     plan(&["--request", "--mps=off"]).prints_only(nothing);
-    let wrong = request("MPS=maybe").exits(1);
-    wrong.prints_nothing().complains("allowed: ");
+    for wrong in [
+        "MPS=maybe",
+        "MPS=true,MPS_THREADS=101",
+        "--mps --mps-mem=4GB",
+    ] {
+        let ran = request(wrong).exits(1);
+        ran.prints_nothing().complains("allowed: ");
+    }
     let unknown = plan(&["--request", "MPS=true"]).exits(1);
     unknown.complains("GPUs on this node are not known: no --gpus");
     place.assert_as_before("plans");
     assert!(!place.path("run/jobs").exists(), "nothing is touched");
+}
+
+#[test]
+fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
+    let place = place(1);
+    let plan = |account| {
+        let args = [
+            "plan",
+            "--scheduler",
+            "torque",
+            "--user",
+            "root",
+            "--account",
+            account,
+        ];
+        mpsctl(&place, &args, &[])
+    };
+    for account in ["proj1,MPS", "mps"] {
+        plan(account).exits(1).complains("did you mean MPS=on?");
+    }
+    assert_eq!(
+        plan("MPS=off").ok().out,
+        "MPS was not asked for: nothing is done\n"
+    );
+    place.configure("[pbs]\nprojects = [\"mps\"]\n");
+    assert_eq!(
+        plan("mps").ok().out,
+        "MPS was not asked for: nothing is done\n"
+    );
+    let request = mpsctl(&place, &["pbs", "request", "--account=proj1,mps"], &[]);
+    assert_eq!(request.json()["account"], "proj1,mps");
+}
+
+/// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in
+/// another order.
+#[test]
+fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
+    let place = Place::without_cgroup(fast(2), "");
+    let jobs = place.directory("pbs/mom_priv/jobs");
+    fs::write(jobs.join("7.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
+    let home = place.path("pbs");
+    place.configure(&format!(
+        "deadline_s = 6\n[pbs]\nhome = \"{}\"\n",
+        home.display()
+    ));
+    let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0,1"];
+    let args = [&by_site[..], &prologue_args("7.srv", "")[..]].concat();
+    place.prologue(&args, &[]).ok();
+    let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
+    let ran = mpsctl(&place, &["env", "--container", "podman"], &env).ok();
+    ran.prints(" --env CUDA_VISIBLE_DEVICES=1");
+    place.end("7.srv");
 }
 
 #[test]
@@ -164,12 +343,23 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
 }
 
 #[test]
-fn explain_waits_for_no_file_without_an_end() {
+fn an_error_is_explained_to_all_users_and_so_is_a_log() {
     let place = place(1);
     let explain = |what: &str| mpsctl(&place, &["explain", what], &[]);
-    explain("gromac")
-        .exits(1)
-        .complains("did you mean gromacs?");
+    let code = explain("806").ok();
+    code.prints("the server died (CUDA error 806)\n  cause:  ");
+    explain("error 46").ok().prints("GPU busy (CUDA error 46)");
+    let near = explain("gromac").exits(1);
+    near.complains("did you mean gromacs?");
+    let transcript = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../docs/facts/mps-580-transcript.txt"
+    );
+    let log = place.path("control.log");
+    fs::copy(transcript, &log).expect("log");
+    let log = explain(log.to_str().expect("path")).ok();
+    log.prints("\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n");
+    // It does not wait for a file without an end.
     let fifo = place.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
     for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
@@ -269,14 +459,4 @@ fn what_a_script_reads_is_one_object() {
     let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
     let lines = advertise["lines"].as_array().expect("lines");
     assert!(!lines.is_empty());
-}
-
-#[test]
-fn help_of_a_verb_is_the_same_in_both_words() {
-    let place = place(1);
-    for verb in ["status", "sweep", "pack"] {
-        let [one, other] =
-            [["help", verb], [verb, "--help"]].map(|words| mpsctl(&place, &words, &[]).ok().out);
-        assert_eq!(one, other);
-    }
 }

@@ -200,6 +200,21 @@ fn a_job_of_auto_whose_tasks_could_run_outside_its_mps_runs_without() {
     }
 }
 
+/// Its user knows best whether TM starts its tasks.
+#[test]
+fn a_job_whose_tasks_can_be_attached_by_hand_begins_and_its_user_is_told_how() {
+    let mut scenario = Scenario::new("unattached", "MPS=true", 1).of(Scheduler::Torque, false);
+    scenario.unattached = Some(false);
+    let world = shared(&before(&scenario));
+    let begun = Sim::well(&world).begun(&scenario);
+    assert!(begun.failed.is_none() && begun.code == 0, "{begun:?}");
+    let world = world.borrow();
+    for told in [&world.complaints, &world.log] {
+        let of_tasks = told.iter().filter(|line| line.contains("mpsctl exec"));
+        assert_eq!(of_tasks.count(), 1, "{told:?}");
+    }
+}
+
 /// It would be refused again.
 #[test]
 fn a_refused_job_is_neither_put_back_nor_held() {

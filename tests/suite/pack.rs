@@ -311,3 +311,108 @@ fn a_command_that_ran_into_its_time_limit_is_not_run_again_for_memory() {
     assert_eq!(json["failed"], serde_json::json!([2]), "{json}");
     assert_eq!(json["again_alone"], serde_json::json!([]), "{json}");
 }
+
+#[test]
+fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are() {
+    let bench = bench(2);
+    let line = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT >>seen; sleep 1";
+    let file = bench.file(&format!("{line}\n").repeat(8));
+    bench
+        .run(&["-n", "8", "--threads", "auto", "--mem", "auto", &file])
+        .ok();
+    let seen = fs::read_to_string(bench.work("seen")).expect("seen");
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for line in seen.lines() {
+        *counts.entry(line).or_default() += 1;
+    }
+    assert_eq!(
+        counts.values().copied().collect::<Vec<_>>(),
+        [4, 4],
+        "{seen}"
+    );
+    // 143,771 MiB for four.
+    let all = counts
+        .keys()
+        .all(|line| line.contains(" 50 GPU-") && line.ends_with("=35942M"));
+    assert!(all, "{seen}");
+    // Half a GPU is too little for the third. It gets a whole one while the other two share.
+    let client = bench.client("--alloc 90000 --hold 1");
+    let file = bench.file(&format!("sleep 2\nsleep 8\n{client}\nsleep 8\n"));
+    let json = bench
+        .run(&["-n", "4", "--mem", "auto", "--json", &file])
+        .ok()
+        .json();
+    assert_eq!(json["again_alone"], serde_json::json!([3]), "{json}");
+}
+
+#[test]
+fn more_run_at_once_while_the_gpu_has_more_to_do() {
+    let bench = bench(1);
+    let file = bench.file(&format!("{}\n", bench.client("--alloc 256 --hold 5")).repeat(24));
+    let json = bench.run(&["--json", &file]).ok().json();
+    let most = json["most_at_once"].as_u64().expect("a number");
+    assert!((8..=24).contains(&most), "{json}");
+}
+
+#[test]
+fn the_parts_of_two_nodes_are_disjoint_and_whole() {
+    let bench = bench(1);
+    let file = bench.noting(11);
+    fs::write(bench.work("mended"), "").expect("mended");
+    let node = |number: &str, tasks: &str, more: &[&str]| {
+        let mut command = bench.command(&[&["-n", "8"], more, &[&file]].concat());
+        let step = [
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NUM_TASKS", tasks),
+            ("SLURM_NODEID", number),
+        ];
+        command.envs(step);
+        finish(command)
+    };
+    node("0", "2", &[]).ok().prints("6 commands: 6 succeeded");
+    node("1", "2", &[]).ok().prints("5 commands: 5 succeeded");
+    let of = |name: &str| {
+        bench
+            .log(name)
+            .iter()
+            .map(|line| line.seq)
+            .collect::<Vec<_>>()
+    };
+    let mut all = [of("joblog.0"), of("joblog.1")].concat();
+    all.sort_unstable();
+    assert_eq!(all, (1..=11).collect::<Vec<_>>());
+    node("0", "4", &[])
+        .exits(255)
+        .complains("one task on each node: srun --ntasks-per-node=1");
+    // One node continues what two began.
+    bench.run(&["--resume", "--dry-run", &file]).prints_only("");
+    // A new pack leaves no other node's log, which the next pack would continue.
+    bench.run(&["-n", "8", &file]).ok();
+    assert!(!bench.work("commands.results/joblog.1").exists());
+}
+
+#[test]
+fn what_is_not_packs_own_is_neither_removed_nor_waited_for() {
+    let bench = bench(1);
+    let file = bench.file("true\ntrue\n");
+    for name in ["run.1", "run.10"] {
+        fs::write(bench.work(name), "0.1 0.2\n").expect("data");
+    }
+    let log = bench.work("run").display().to_string();
+    bench.run(&["--joblog", &log, &file]).ok();
+    let kept =
+        ["run.1", "run.10"].map(|name| fs::read_to_string(bench.work(name)).unwrap_or_default());
+    assert_eq!(kept, ["0.1 0.2\n"; 2]);
+    // The last words in the wrong order.
+    let user = Some(tests::stage::uid_of(tests::stage::USER));
+    std::os::unix::fs::chown(&file, user, None).expect("chown");
+    let swapped = bench.run(&["--joblog", &file, &file]).exits(255);
+    swapped.complains("it is no job log, and would be overwritten");
+    assert_eq!(fs::read_to_string(&file).expect("commands"), "true\ntrue\n");
+    let output = bench.work("commands.results/2.out");
+    fs::remove_file(&output).expect("an output");
+    nix::unistd::mkfifo(&output, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    std::os::unix::fs::chown(&output, user, None).expect("chown");
+    let ran = bench.run(&["-n", "1", &file]).exits(255);
+    ran.complains("2.out': it is no regular file");
+}

@@ -194,16 +194,25 @@ fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     site.place.strict_end("1.srv").exits(2);
     site.place.node.change(|node| node.nvml.init_answers = 0);
     let told = "job 1.srv: its end left something of its MPS";
-    let doctor = site.mpsctl(&["doctor"]);
-    doctor
-        .prints(format!("WARN  {told}"))
-        .lacks("no job left anything");
     site.reconcile().exits(2).prints(told);
     site.away(true);
     site.reconcile().exits(2).prints(told);
     site.away(false);
     site.place.end("1.srv");
     site.assert_clean();
+}
+
+#[test]
+fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
+    let site = Site::new("");
+    for (job, on) in [("2.srv", Some("gpu002")), ("3.srv", None)] {
+        site.start(job);
+        if let Some(node) = on {
+            site.job(job, "R", node);
+        }
+        site.reconciles("taken down");
+        site.assert_clean();
+    }
 }
 
 /// Left by many jobs without an epilogue: none of it may hide the rest.
@@ -233,7 +242,7 @@ fn a_refusals_record_is_removed_with_its_job() {
     site.job("4.srv", "R", NODE);
     site.reconcile().ok();
     assert!(site.directory("4.srv").exists());
-    site.job("4.srv", "R", "gpu002");
+    fs::remove_file(site.path("server/jobs/4.srv")).expect("the job's end");
     site.reconcile().ok();
     site.assert_clean();
 }
@@ -303,10 +312,9 @@ fn before_a_boot_means_gone_only_at_boot_and_only_without_a_process() {
     site.assert_clean();
 }
 
-/// Whose drain it is, and which note comes back, are tests of `batch::drain`.
 #[test]
-fn a_drain_is_delivered_late_and_lifted_by_the_administrator_if_no_gpu_is_lost() {
-    let mut site = Site::new("");
+fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
+    let site = Site::new("");
     let reason = "mpsd: job 1.srv: mps-server 691: state D after 4 s";
     site.marker(reason, false);
     site.away(true);
@@ -328,25 +336,56 @@ fn a_drain_is_delivered_late_and_lifted_by_the_administrator_if_no_gpu_is_lost()
     ] {
         site.place.mpsctl(verb).prints(reason).prints(remedy);
     }
-    let mut lost = None;
-    site.place
-        .node
-        .change(|node| lost = Some(node.gpu.remove(0)));
+    let undrain = || site.mpsctl(&["undrain"]);
+    undrain().ok().prints("lifted after a clean recheck");
+    assert_eq!(site.note(), ["free", ""]);
+    // Nothing of ours is left to lift.
+    let ran = undrain().exits(2);
+    ran.complains("mpsd remembers no drain of this node");
+
+    site.marker(reason, true);
+    let foreign = ["offline", "bad disk, ask anna"];
+    site.server("state", foreign[0]);
+    site.server("note", foreign[1]);
+    undrain().prints("drained for another reason ('bad disk, ask anna')");
+    assert_eq!(site.note(), foreign);
+    assert_eq!(site.marked(), None);
+}
+
+#[test]
+fn a_drain_for_a_gpu_that_is_lost_stays() {
+    let mut site = Site::new("");
+    let reason = "mpsd: job 1.srv: a GPU is lost";
+    site.marker(reason, false);
+    site.reconciles(": delivered");
+    site.place.node.change(|node| drop(node.gpu.remove(0)));
     let ran = site.mpsctl(&["undrain"]).exits(2);
     ran.prints("stays: NVML does not list GPU");
     assert_eq!(site.note(), ["offline", reason]);
-    site.place.node.change(|node| node.gpu.extend(lost.take()));
+}
+
+#[test]
+fn a_node_with_an_administrators_note_shows_our_reason_and_comes_back_with_the_note() {
+    let site = Site::new("");
+    let memo = "new fans on Monday";
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
+    site.server("note", memo);
+    site.marker(reason, false);
+    site.reconciles(": delivered");
+    assert_eq!(site.note(), ["offline", reason]);
+    site.reconciles("'mpsctl undrain' lifts it");
     let ran = site.mpsctl(&["undrain"]).ok();
     ran.prints("lifted after a clean recheck");
-    assert_eq!(site.note(), ["free", ""]);
-    // Nothing of ours is left to lift.
-    let ran = site.mpsctl(&["undrain"]).exits(2);
-    ran.complains("mpsd remembers no drain of this node");
-    // Lifted by hand.
+    assert_eq!(site.note(), ["free", memo]);
+    assert_eq!(site.marked(), None);
+
+    // Lifted by hand: the next run restores the note.
     site.marker(reason, false);
     site.reconcile();
+    assert_eq!(site.note(), ["offline", reason]);
     site.server("state", "free");
     site.reconcile().prints("over, it was lifted: forgotten");
+    assert_eq!(site.note(), ["free", memo]);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use tests::double::node::Description;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
 use tests::sim::{Node, Sim, Trouble, paths};
+use tests::stage::{USER, uid_of};
 
 const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
 
@@ -331,45 +332,6 @@ fn no_server_starts_without_root() {
     place.assert_as_before("a prologue killed before the server may start");
 }
 
-/// Its user would read each warning twice.
-#[test]
-fn a_start_that_begins_again_says_what_it_has_to_say_once() {
-    let scenario = Scenario::new("second", "MPS=true,MPS_THREADS=100", 1)
-        .tasks(100)
-        .remembered(|gpu| gpu.memory_mib = Some(80_000));
-    let world = scenario.node();
-    Sim::well(&world).begin(&scenario).expect("it begins");
-    let warnings = record(&world, &scenario).warnings;
-    let log = world.borrow().log.concat();
-    assert!(!warnings.is_empty());
-    for warning in warnings {
-        assert_eq!(log.matches(&*warning).count(), 1, "{warning}: {log}");
-    }
-}
-
-/// A GPU was lost, or divided otherwise, since.
-#[test]
-fn what_was_known_holds_only_for_as_many_whole_gpus() {
-    let since = |gpus: Builder, change: fn(&mut Description)| {
-        let mut place = Place::new(gpus, "");
-        let library = place.node.nvml().display().to_string();
-        let ask = |place: &Place, question: &Question| {
-            let limit = Duration::from_secs(40);
-            let worker = NvmlWorker::start(&place.program("mpsd"), &library, limit);
-            worker.and_then(|mut worker| worker.ask::<Inventory>(question))
-        };
-        let known = ask(&place, &Question::Inventory).expect("NVML");
-        let own = vec![known.gpus[0].uuid.clone()];
-        place.node.change(change);
-        let now = ask(&place, &Question::InventoryAgain(known, own)).expect("NVML");
-        (now.gpus.len(), now.migs.len())
-    };
-    assert_eq!(since(fast(2), |_| ()), (2, 0));
-    assert_eq!(since(fast(2), |node| drop(node.gpu.pop())), (1, 0));
-    let less = |node: &mut Description| drop(node.gpu[1].mig.remove(0));
-    assert_eq!(since(fast(2).divided(1, 3), less), (2, 2));
-}
-
 /// On the double: the GPU's memory has changed since the last job.
 #[test]
 fn what_is_begun_again_is_whole() {
@@ -395,4 +357,62 @@ fn what_is_begun_again_is_whole() {
     );
     place.torque_end("2.srv").ok();
     place.assert_as_before("a start that began again");
+}
+
+/// Its user would read each warning twice.
+#[test]
+fn a_start_that_begins_again_says_what_it_has_to_say_once() {
+    let scenario = Scenario::new("second", "MPS=true,MPS_THREADS=100", 1)
+        .tasks(100)
+        .remembered(|gpu| gpu.memory_mib = Some(80_000));
+    let world = scenario.node();
+    Sim::well(&world).begin(&scenario).expect("it begins");
+    let warnings = record(&world, &scenario).warnings;
+    let log = world.borrow().log.concat();
+    assert!(!warnings.is_empty());
+    for warning in warnings {
+        assert_eq!(log.matches(&*warning).count(), 1, "{warning}: {log}");
+    }
+}
+
+/// A process of the same user starts the server while root waits for NVML.
+#[test]
+fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
+    for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
+        let job = format!("{number}.srv");
+        // A failed prologue of Torque uses its whole time.
+        let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
+        let mut prologue = place.start_torque(&job, account, "0");
+        let socket = place.job(&job).join("pipe/control");
+        eventually("the control daemon", || socket.exists());
+        place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
+        assert_eq!(prologue.wait(), Some(code), "{account}");
+        assert_eq!(place.node.modes(), ["default"], "{account}");
+        place.torque_end(&job).ok();
+        place.assert_not_drained(account);
+        place.assert_as_before(account);
+    }
+}
+
+/// A GPU was lost, or divided otherwise, since.
+#[test]
+fn what_was_known_holds_only_for_as_many_whole_gpus() {
+    let since = |gpus: Builder, change: fn(&mut Description)| {
+        let mut place = Place::new(gpus, "");
+        let library = place.node.nvml().display().to_string();
+        let ask = |place: &Place, question: &Question| {
+            let limit = Duration::from_secs(40);
+            let worker = NvmlWorker::start(&place.program("mpsd"), &library, limit);
+            worker.and_then(|mut worker| worker.ask::<Inventory>(question))
+        };
+        let known = ask(&place, &Question::Inventory).expect("NVML");
+        let own = vec![known.gpus[0].uuid.clone()];
+        place.node.change(change);
+        let now = ask(&place, &Question::InventoryAgain(known, own)).expect("NVML");
+        (now.gpus.len(), now.migs.len())
+    };
+    assert_eq!(since(fast(2), |_| ()), (2, 0));
+    assert_eq!(since(fast(2), |node| drop(node.gpu.pop())), (1, 0));
+    let less = |node: &mut Description| drop(node.gpu[1].mig.remove(0));
+    assert_eq!(since(fast(2).divided(1, 3), less), (2, 2));
 }

@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tests::double::node::{Counts, Node};
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast, kill};
+use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
@@ -59,6 +60,277 @@ fn mode(path: &Path) -> (u32, u32) {
     (about.uid(), about.mode() & 0o7777)
 }
 
+#[test]
+fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_the_culprit() {
+    let job = "400.srv";
+    let place = Place::new(fast(1).describe(|node| node.max_clients = 2), "");
+    place.begin(job, "MPS=true,MPS_THREADS=25,MPS_MEM=4G", "0");
+    let held = [(); 2].map(|()| place.attached(job, &["--hold", "30", "--busy"], &[]));
+    let mut third = place.client(job, &["--hold", "30"], &[]);
+    assert_eq!(third.wait(), Some(3), "one too many");
+    let lost = third.pid();
+    tells(&place, job, &format!("\"pid\":{lost},\"beside\":2"));
+    tells(&place, job, "most_memory_mib");
+    let server = place.pids("nvidia-cuda-mps-server")[0];
+    kill(server, Signal::SIGKILL);
+    tells(&place, job, "servers_lost\":[{");
+    let culprit = place.attached(job, &["--hold", "1", "--fault"], &[]);
+    let bad = culprit.pid();
+    tells(&place, job, &format!("\"fatal\":[{bad}]"));
+    drop((held, third, culprit));
+    place.assert_ends_clean(job, "a job with a report");
+
+    let told = of(&place, job);
+    let seen = &told["said_by_user"];
+    let lost_server = &seen["servers_lost"][0];
+    for (found, expected) in [
+        (&told["job"], json!(job)),
+        (&told["user"], json!(USER)),
+        (&told["as_before"], json!(true)),
+        (&told["exclusive"], json!(true)),
+        (&told["drain"], Value::Null),
+        (&seen["refused"][0]["pid"], json!(lost)),
+        (&lost_server["pid"], json!(server)),
+        (&lost_server["clients"], json!(2)),
+        (&seen["fatal"][0], json!(bad)),
+        (&seen["clients"], json!(3)),
+        (&seen["most_clients"], json!(2)),
+        (&seen["gpus"][0]["most_clients"], json!(2)),
+    ] {
+        assert_eq!(*found, expected, "{told}");
+    }
+    let ready = told["ready_ms"].as_u64().expect("a time");
+    assert!((1..20_000).contains(&ready), "{told}");
+    let text = report(&place, &[job]);
+    for line in [
+        format!("client {lost} got no context; 2 others had one"),
+        format!(
+            "server {server} was lost (killed or ended with status 0) with 2 clients, which got error 806"
+        ),
+        format!("client {bad} caused a fatal GPU error"),
+        "the node is as before, compute modes restored; not drained".to_owned(),
+        "limits of each client: threads 25 %, memory 4096M of ".to_owned(),
+        "by the job's own mpsd: 3 clients, 2 at once".to_owned(),
+    ] {
+        text.prints(line);
+    }
+    assert_eq!(report(&place, &["--since", "1h"]).out, text.out);
+    report(&place, &["--since", "0s"]).prints_nothing();
+    report(&place, &["401.srv"]).exits(1);
+}
+
+#[test]
+fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
+    let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
+    let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
+    let began = Instant::now();
+    let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
+    // The first look, and the look after the last client has left: energy is counted only between
+    // two looks.
+    tells(&place, "470.srv", "\"busy_percent\":97");
+    drop(held);
+    tells(&place, "470.srv", "\"sm_percent\":12");
+    place.assert_ends_clean("470.srv", "a job whose use is counted");
+    let with_clients = began.elapsed();
+    let told = of(&place, "470.srv");
+    let usage = &told["said_by_user"]["usage"];
+    let gpu = &usage["gpus"][0];
+    for (found, expected) in [
+        (&usage["step_ms"], json!(250)),
+        (&usage["clients"][2], json!(2)),
+        (&gpu["busy_percent"], json!(97)),
+        (&gpu["memory_busy_percent"], json!(9)),
+        (&gpu["bandwidth_percent"], json!(6)),
+        (&gpu["memory_mib"], json!(143_771)),
+        (&told["advice"]["rule"], json!("room")),
+    ] {
+        assert_eq!(*found, expected, "{told}");
+    }
+    // The driver keeps one each 100 ms, and many from before the first client.
+    let samples = gpu["samples"].as_u64().expect("a number");
+    assert!(
+        u128::from(samples) <= with_clients.as_millis() / 100 + 5,
+        "{told}"
+    );
+    let (energy, time) = (gpu["energy_mj"].as_u64(), gpu["energy_ms"].as_u64());
+    let watts = energy.zip(time).map(|(energy, time)| energy / time);
+    assert!(
+        watts.is_some_and(|watts| (190..210).contains(&watts)),
+        "{told}"
+    );
+    let text = report(&place, &["470.srv"]);
+    for line in [
+        "GPU 0: 12 % of its multiprocessors in use, 6 % of its memory's bandwidth, 97 % of the time a kernel ran",
+        " kJ in ",
+        "\n    clients     2 ",
+        "\n  advice: 12 % busy with 2 clients: try 6, or mpsctl sweep\n",
+    ] {
+        text.prints(line);
+    }
+}
+
+/// A GPU whose driver counts nothing, and clients that end between two looks.
+#[test]
+fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
+    let place = with_job("", "471.srv", "MPS=true");
+    for _ in 0..3 {
+        place.served("471.srv", &[]);
+    }
+    tells(&place, "471.srv", "\"clients\":3");
+    place.assert_ends_clean("471.srv", "a job of short clients");
+    let text = report(&place, &["471.srv"]);
+    text.prints("3 clients, 1 at once");
+    text.prints("advice: 3 clients, one at a time on a GPU: MPS brings it nothing");
+    text.lacks("no client at any look").lacks("%").lacks("kJ");
+    let told = of(&place, "471.srv");
+    assert!(!told.to_string().contains("_percent"), "{told}");
+}
+
+/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does
+/// not belong to the job.
+fn foreign(place: &Place, user: &str) -> Running {
+    let mut command = as_user(user, "/bin/sleep");
+    let running = Running::start(command.arg("60").stdin(Stdio::null()));
+    let node = Node::open(place.node.dir()).expect("the node");
+    let gpu = &place.node.uuids()[0];
+    let registered = node.register(gpu, running.pid(), 9_000 << 20, "mps");
+    registered.expect("a context");
+    running
+}
+
+#[test]
+fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_limit() {
+    let place = with_job("", "407.srv", "MPS=true,MPS_MEM=4G");
+    let others = [foreign(&place, "root"), foreign(&place, USER)];
+    let held = place.attached("407.srv", &["--hold", "30", "--busy"], &[]);
+    tells(&place, "407.srv", "\"most_clients\":1,\"most_memory_mib\"");
+    drop((held, others));
+    place.assert_ends_clean("407.srv", "a job beside clients of others");
+    let told = of(&place, "407.srv");
+    let seen = &told["said_by_user"];
+    assert_eq!(seen["gpus"][0]["most_clients"], 1, "{told}");
+    assert_eq!(seen["over_memory"], json!([]), "{told}");
+    assert_eq!(seen["last_words"], json!([]), "{told}");
+}
+
+#[test]
+fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_their_begin() {
+    let place = Place::new(fast(1), "shared_gpus = true\n");
+    let [first, second, later] = ["411.srv", "412.srv", "413.srv"];
+    let begin = |job: &str| place.torque_on_gpu_0(job, "MPS=true").ok();
+    let _ = [first, second].map(begin);
+    let clients = [first, second].map(|job| (place.sharer(job), job));
+    let status = place.mpsctl_as(USER, &["status", "--json"], &[("PBS_JOBID", first)]);
+    let status = status.json()["jobs"][0].clone();
+    assert_eq!(status["shared_with"], json!([second]), "{status}");
+    let metrics = place.mpsctl(&["metrics"]).ok();
+    for (client, job) in &clients {
+        let shown = status["gpus"][0]["clients"].as_array().expect("clients");
+        let is_its = |shown: &&Value| shown["pid"] == client.pid() && shown["job"] == *job;
+        assert!(shown.iter().any(|shown| is_its(&shown)), "{status}");
+        let gpu = &place.node.uuids()[0];
+        let line = format!("mpsd_job_clients{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}} 1\n");
+        metrics.prints(line);
+        metrics.prints(format!("mpsd_job_daemons_lost{{jobid=\"{job}\"}} 0\n"));
+    }
+    let fault = place.exec(&["--fault"], &[("PBS_JOBID", second)]);
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    let seen = place.path("run/shared").join(id).join("observations");
+    let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains("\"fatal\":["));
+    eventually("mpsd tells of the fault", || {
+        told() && fault.code == Some(3)
+    });
+    drop(clients);
+    begin(later);
+    let words = "the vendor's log says: Client";
+    place.end(first).complains(words);
+    assert!(!place.end(later).err.contains(words));
+    place.end(second).complains(words);
+    place.assert_as_before("jobs that shared an MPS");
+    for (job, count, errors) in [(first, 3, 1), (second, 3, 1), (later, 0, 0)] {
+        let seen = &of(&place, job)["said_by_user"];
+        let errors_told = ["fatal", "last_words"].map(|key| seen[key].as_array().map(Vec::len));
+        assert_eq!(seen["clients"], count, "{job}: {seen}");
+        assert_eq!(errors_told, [Some(errors); 2], "{job}: {seen}");
+        let text = report(&place, &[job]).ok();
+        text.prints("by the mpsd that it shared, of all jobs on it: ");
+        text.prints("neither the use of its GPUs nor advice: ")
+            .lacks("  advice: ");
+        assert!(seen["usage"].is_null(), "{seen}");
+        assert_eq!(text.out.contains(words), errors > 0, "{text:?}");
+    }
+}
+
+#[test]
+fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
+    let place = with_job("", "402.srv", "MPS=true");
+    let control = place.pids("nvidia-cuda-mps-control")[0];
+    kill(control, Signal::SIGKILL);
+    tells(&place, "402.srv", "daemons_lost\":[{");
+    // Torque puts an epilogue's output into the job's error file.
+    let last = format!("job 402.srv: its mpsd says: control daemon {control} died (signal 9)");
+    place.end("402.srv").complains(last);
+    place.assert_as_before("a killed control daemon");
+    let lost = format!("control daemon {control} was lost (signal 9)");
+    report(&place, &["402.srv"]).prints(lost);
+    // A killed mpsd has reported its earlier observations.
+    place.begin("403.srv", "MPS=true", "0");
+    let client = place.attached("403.srv", &["--hold", "30"], &[]);
+    tells(&place, "403.srv", "\"clients\":1");
+    kill(place.pids("mpsd")[0], Signal::SIGKILL);
+    drop(client);
+    place.assert_ends_clean("403.srv", "a killed mpsd");
+    assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
+}
+
+/// `mpsd` sees it itself if the kernel tells, and Slurm's plugin notes it.
+#[test]
+fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_does_not() {
+    let place = with_job("", "404.srv", "MPS=true");
+    let victim = place.attached("404.srv", &["--hold", "30"], &[]);
+    let mut well = place.attached("404.srv", &["--hold", "0.5"], &[]);
+    let killed = victim.pid();
+    tells(&place, "404.srv", &format!("\"pids\":[{killed},"));
+    drop(victim);
+    assert_eq!(well.wait(), Some(0));
+    let is_told = kernel_tells_of_ends();
+    match is_told {
+        true => tells(
+            &place,
+            "404.srv",
+            &format!("\"killed\":[{{\"pid\":{killed},\"signal\":9}}]"),
+        ),
+        false => {
+            println!("not tried here: this kernel does not tell how another process's child ended")
+        }
+    }
+    // As the plugin does in slurmstepd; `/proc` has no such process.
+    let noted = place.job("404.srv").join("killed");
+    assert_eq!(mode(&noted), (0, 0o600));
+    assert_eq!(fs::read(&noted).expect("made with the job"), b"");
+    fs::write(&noted, format!("0 3 {killed} 9 0\n0 4 2147483646 15 0\n")).expect("notes");
+    place.assert_ends_clean("404.srv", "a job with a killed client");
+    let text = report(&place, &["404.srv"]);
+    text.prints(format!(
+        "  client {killed} (task 3 of step 0) was ended by signal 9 (SIGKILL)\n"
+    ));
+    text.prints("  task 4 of step 0 (pid 2147483646) was ended by signal 15 (SIGTERM)\n");
+    assert_eq!(text.out.matches("was ended by").count(), 2, "{text:?}");
+    if !is_told {
+        return;
+    }
+    // Outside Slurm only mpsd knows of it.
+    place.begin("405.srv", "MPS=true", "0");
+    let victim = place.attached("405.srv", &["--hold", "30"], &[]);
+    let killed = victim.pid();
+    tells(&place, "405.srv", "\"clients\":1");
+    drop(victim);
+    tells(&place, "405.srv", "\"killed\":[{");
+    place.assert_ends_clean("405.srv", "a job with a killed client");
+    let line = format!("    client {killed} was ended by signal 9 (SIGKILL)\n");
+    report(&place, &["405.srv"]).prints(line);
+}
+
 /// A user's process may say "drained", or anything else, in the same words as root.
 #[test]
 fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
@@ -100,7 +372,6 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         assert!(!twice, "said once: {end:?}");
         place.take_drains();
         place.end(job);
-        report(&place, &[job]).prints("was lost (signal 9)");
     }
 }
 
@@ -109,13 +380,9 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
     let place = Place::new(fast(1), "[reports]\nkeep = 2\n");
     for job in ["410.srv", "411.srv", "412.srv"] {
         place.begin(job, "MPS=true", "0");
-        for file in ["observations", "killed"] {
-            assert_eq!(mode(&place.job(job).join(file)), (0, 0o600), "{file}");
-        }
+        assert_eq!(mode(&place.job(job).join("observations")), (0, 0o600));
         place.assert_ends_clean(job, "a job with a report");
-        if job == "410.srv" {
-            std::thread::sleep(NEXT_SECOND);
-        }
+        std::thread::sleep(NEXT_SECOND);
     }
     assert_eq!(files(&place).len(), 2, "{:?}", files(&place));
     // The oldest is removed.
@@ -240,6 +507,54 @@ fn reports_that_cannot_be_used_are_counted() {
 }
 
 #[test]
+fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_told() {
+    let mut place = with_job("", "460.srv", "MPS=true");
+    let client = place.attached("460.srv", &["--hold", "30"], &[]);
+    tells(&place, "460.srv", "\"clients\":1");
+    drop(client);
+    place.node.change(|node| node.nvml.init_fails = true);
+    place.strict_end("460.srv").exits(2);
+    let first = of(&place, "460.srv");
+    assert!(
+        first["drain"].is_string() && first["faults"][0].is_string(),
+        "{first}"
+    );
+    assert_eq!(first["as_before"], false, "{first}");
+    std::thread::sleep(NEXT_SECOND);
+    place.node.change(|node| node.nvml.init_fails = false);
+    // No mpsd has lost what root itself ended since then.
+    place.end("460.srv").lacks("its mpsd says");
+    let told = of(&place, "460.srv");
+    for key in [
+        "faults",
+        "undetermined",
+        "drain",
+        "drained",
+        "ended",
+        "teardown_ms",
+        "said_by_user",
+    ] {
+        assert_eq!(told[key], first[key], "{key}: {told}");
+    }
+    assert_eq!(told["as_before"], true, "{told}");
+    assert_eq!(told["said_by_user"]["clients"], 1, "{told}");
+    assert_eq!(files(&place).len(), 1, "{:?}", files(&place));
+    let text = report(&place, &["460.srv"]);
+    for line in [
+        "the node is as before",
+        "  fault: ",
+        "  drain: ",
+        "looked at again ",
+    ] {
+        text.prints(line);
+    }
+    text.lacks("not drained").lacks("was lost");
+    assert_eq!(told["drained"], false, "the scheduler did not take it");
+    place.take_drains();
+    place.assert_as_before("a second end");
+}
+
+#[test]
 fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
     let place = with_job("[reports]\nkeep = 0\n", "420.srv", "MPS=true");
     place.assert_ends_clean("420.srv", "a site without reports");
@@ -283,14 +598,19 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     place.assert_ends_clean("450.srv", "an account that others tried to reach");
 }
 
-/// The scheduler shows the user an epilogue's output: a paragraph for who asks, else one line. The
-/// simulated node tests who asks.
+/// The scheduler shows the user an epilogue's output: a paragraph, if the user or the site asks for
+/// it.
 #[test]
 fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
-    for (config, account, expected) in [
-        ("", "MPS=true,MPS_REPORT=on", [1, 0]),
-        ("", "MPS=true", [0, 1]),
-        ("[reports]\nkeep = 0\n", "MPS=true", [0, 0]),
+    let always = "[defaults]\nreport = true\n";
+    let never = "[defaults]\nreport = false\n";
+    for (config, account, expected, summaries) in [
+        ("", "MPS=true,MPS_REPORT=on", 1, 0),
+        ("", "MPS=true", 0, 1),
+        (always, "MPS=true", 1, 0),
+        (always, "MPS=true,MPS_REPORT=off", 0, 0),
+        (never, "MPS=true", 0, 0),
+        ("[reports]\nkeep = 0\n", "MPS=true", 0, 0),
     ] {
         let place = with_job(config, "480.srv", account);
         drop(place.attached("480.srv", &["--hold", "30"], &[]));
@@ -298,39 +618,48 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
             tells(&place, "480.srv", "\"clients\":1");
         }
         let end = place.strict_end("480.srv");
-        let paragraph = [
-            "480.srv of ",
+        let lines = end.err.lines().filter(|line| line.contains("480.srv of "));
+        let told: Vec<&str> = lines.collect();
+        assert_eq!(told.len(), expected, "{account} {config}: {end:?}");
+        let is_summary = |line: &&str| {
+            line.contains("job 480.srv: 1 client at once")
+                && line.ends_with("; mpsctl report 480.srv")
+        };
+        let told_once = end.err.lines().filter(is_summary).count();
+        assert_eq!(told_once, summaries, "{account} {config}: {end:?}");
+        for words in [
             "ready after ",
             "taken down in ",
             "by the job's own mpsd: 1 client, 1 at once",
-        ];
-        let summary = ["job 480.srv: 1 client at once", "; mpsctl report 480.srv"];
-        let count = |words: &[&str]| {
-            let all = |line: &&str| words.iter().all(|word| line.contains(word));
-            end.err.lines().filter(all).count()
-        };
-        let told = [count(&paragraph), count(&summary)];
-        assert_eq!(told, expected, "{account} {config}: {end:?}");
+        ] {
+            assert!(told.iter().all(|line| line.contains(words)), "{told:?}");
+        }
         place.assert_as_before("a job with a paragraph");
     }
 }
 
 #[test]
 fn a_job_that_its_site_brought_in_reads_nothing_at_its_end() {
-    let place = Place::new(fast(1), "");
-    let jobs = place.directory("pbs/mom_priv/jobs");
-    fs::write(jobs.join("481.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
-    let home = place.path("pbs");
-    let pbs = format!("[pbs]\nhome = \"{}\"\n", home.display());
-    place.configure(&format!("[defaults]\nreport = true\n{pbs}"));
-    let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0"];
-    let args = [&by_site[..], &prologue_args("481.srv", "")[..]].concat();
-    place.prologue(&args, &[]).ok();
-    kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
-    tells(&place, "481.srv", "\"last_words\":[\"");
-    let end = place.strict_end("481.srv");
-    assert_eq!(end.err, "");
-    let lost = &of(&place, "481.srv")["said_by_user"]["daemons_lost"];
-    assert_eq!(lost.as_array().map(Vec::len), Some(1));
-    place.assert_as_before("a job that its site brought in");
+    for config in ["", "[defaults]\nreport = true\n"] {
+        let place = Place::new(fast(1), "");
+        let jobs = place.directory("pbs/mom_priv/jobs");
+        fs::write(jobs.join("481.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
+        let home = place.path("pbs");
+        place.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
+        let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0"];
+        let args = [&by_site[..], &prologue_args("481.srv", "")[..]].concat();
+        place.prologue(&args, &[]).ok();
+        kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+        tells(&place, "481.srv", "\"last_words\":[\"");
+        let end = place.strict_end("481.srv");
+        assert_eq!(end.err, "", "{config}");
+        let told = of(&place, "481.srv");
+        assert_eq!(
+            told["said_by_user"]["daemons_lost"]
+                .as_array()
+                .map(Vec::len),
+            Some(1)
+        );
+        place.assert_as_before("a job that its site brought in");
+    }
 }

@@ -14,33 +14,123 @@ use tests::stage::{Ran, THREE, USER, finish, openpbs_args, strict_epilogue_args}
 
 const CONFIG: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+/// The kernel's words for a full file system.
+const FULL: &str = "No space left on device";
 
-/// Only lines of its log are lost. Driver 580 needs no shared memory: its server's region is
-/// anonymous (contract suite: namespaces).
-#[test]
-fn a_job_is_served_and_ends_without_room() {
-    for (what, pages, is_late) in [
-        ("run", 256, true),
-        ("state", 16, false),
-        ("/dev/shm", 16, false),
-    ] {
-        alone(|| {
-            let place = Place::new(fast(1), CONFIG);
-            let mode = if what == "/dev/shm" { 0o1777 } else { 0o755 };
-            // An absolute path stays as it is.
-            let small = Small::over(&place.path(what), pages, mode);
-            let fill = |now: bool| now.then(|| small.leave(0));
-            fill(!is_late);
-            place.begin("71.srv", ACCOUNT, "0");
-            fill(is_late);
-            place.served("71.srv", &[]);
-            let end = place.strict_end("71.srv");
-            small.free();
-            end.ok();
-            place.assert_as_before(what);
-            figures::tell("faults", 1);
-        });
+/// A start failed for lack of something: one line says so, nothing is drained, and nothing is left.
+#[track_caller]
+fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
+    assert_eq!(ran.code, Some(2), "{after}: {ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "{after}: {ran:?}");
+    let told = words.iter().any(|word| ran.err.contains(word));
+    assert!(told, "{after}: {ran:?}");
+    place.assert_as_before(after);
+}
+
+/// Starts with none of `what` free, then with one more each time, until a start is ready. Returns
+/// how many failed.
+fn until_it_starts(
+    place: &Place,
+    small: &Small,
+    what: &str,
+    leave: impl Fn(&Small, usize),
+    judge: impl Fn(&Ran, &str),
+) -> u64 {
+    for free in 0..64 {
+        leave(small, free);
+        let after = format!("{free} free {what}");
+        let ran = place.openpbs("70.srv", USER, ACCOUNT);
+        small.free();
+        if ran.code == Some(0) {
+            place.assert_ends_clean("70.srv", &after);
+            return free as u64;
+        }
+        println!("{after}: {}", ran.err.trim_end());
+        judge(&ran, &after);
     }
+    panic!("a job needs 64 {what}");
+}
+
+#[test]
+fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.path("run"), 256, 0o755);
+        let judge =
+            |ran: &Ran, after: &str| gave_up(&place, ran, &[FULL, "MPS did not start"], after);
+        let failed = until_it_starts(&place, &small, "pages", Small::leave, judge);
+        assert!(failed >= 3, "full at {failed} moments only");
+        figures::tell("faults", failed);
+    });
+}
+
+#[test]
+fn a_start_that_finds_no_room_tells_which_file_system_lacks_what() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let run = place.path("run");
+        let small = Small::of_files(&run, 256, 0o755);
+        let judge = |ran: &Ran, after: &str| {
+            gave_up(&place, ran, &["of 256 inodes free"], after);
+            ran.complains(format!("'{}'", run.display()));
+        };
+        let failed = until_it_starts(&place, &small, "inodes", Small::leave_files, judge);
+        assert!(failed >= 8, "too few at {failed} moments only");
+        figures::tell("faults", failed);
+    });
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.path("run"), 256, 0o755);
+        small.leave(0);
+        let ran = place.openpbs("70.srv", USER, ACCOUNT);
+        small.free();
+        gave_up(&place, &ran, &["of 1024 KiB free"], "no room");
+    });
+}
+
+#[test]
+fn a_file_system_that_fills_while_a_job_is_served_costs_lines_of_its_log_and_no_more() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.path("run"), 256, 0o755);
+        place.begin("71.srv", ACCOUNT, "0");
+        small.leave(0);
+        place.served("71.srv", &[]);
+        let end = place.strict_end("71.srv");
+        small.free();
+        end.ok();
+        place.assert_as_before("a file system that filled");
+        figures::tell("faults", 1);
+    });
+}
+
+#[test]
+fn a_state_directory_without_room_does_not_keep_a_job_from_its_mps() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.path("state"), 16, 0o755);
+        small.leave(0);
+        place.begin("72.srv", ACCOUNT, "0");
+        let end = place.strict_end("72.srv");
+        small.free();
+        end.ok();
+        place.assert_as_before("no room in the state directory");
+        figures::tell("faults", 1);
+    });
+}
+
+/// Driver 580 needs none: its server's region is anonymous (contract suite: namespaces).
+#[test]
+fn full_shared_memory_keeps_nobody_from_starting_or_being_served() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(Path::new("/dev/shm"), 16, 0o1777);
+        small.leave(0);
+        place.begin("73.srv", ACCOUNT, "0");
+        place.served("73.srv", &[]);
+        place.assert_ends_clean("73.srv", "full shared memory");
+        figures::tell("faults", 1);
+    });
 }
 
 fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
@@ -73,17 +163,34 @@ fn the_three_may_open_16384_files_or_as_many_as_the_hard_limit_allows() {
     }
 }
 
+#[test]
+fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
+    let place = Place::new(fast(1), CONFIG);
+    let mut given_up = 0;
+    // With three the loader cannot open the program's own libraries.
+    for most in (4..24).rev() {
+        let after = format!("at most {most} descriptors");
+        let ran = with_descriptors(&place, most, most);
+        println!("{after}: {:?} {}", ran.code, ran.err.trim_end());
+        if ran.code != Some(0) {
+            ran.exits(2);
+            given_up += 1;
+        }
+        place.assert_ends_clean("70.srv", &after);
+    }
+    assert!(given_up >= 3, "only {given_up} starts lacked descriptors");
+    figures::tell("faults", given_up);
+}
+
 const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
 const SHARERS: [&str; 2] = ["74.srv", "75.srv"];
 
 /// Two jobs begin and join an MPS, leave it and end it. `run` runs a program with this little of
 /// `what`: ever more for a start, none for an end, which the next end may finish. The other job is
-/// always served. A start that fails
-/// says one of `words`, with nothing free the first. Returns how many failed.
+/// always served. Returns how many starts failed.
 fn shared_with_little(
     place: &Place,
     what: &str,
-    words: &[&str],
     step: usize,
     run: impl Fn(usize, &str, &[&str]) -> Ran,
 ) -> u64 {
@@ -99,9 +206,6 @@ fn shared_with_little(
             }
             failed += 1;
             assert_eq!((ran.code, ran.err.lines().count()), (Some(2), 1), "{after}");
-            let words = &words[..if free == 0 { 1 } else { words.len() }];
-            let told = words.iter().any(|word| ran.err.contains(word));
-            assert!(told, "{after}: {ran:?}");
             place.assert_not_drained(&after);
             // Without a process nothing can be undone before the job's end.
             assert!(what == "processes" || !place.job(job).exists(), "{after}");
@@ -136,33 +240,19 @@ fn shared_with_little(
 
 #[test]
 fn a_shared_mps_without_room_refuses_a_job_and_disturbs_no_other() {
-    type Over = fn(&Path, usize, u32) -> Small;
-    type Leave = fn(&Small, usize);
-    // What the file system lacks, or the kernel's words for that.
-    for (what, words, step, over, leave) in [
+    for (what, step, over, leave) in [
         (
             "pages",
-            &[
-                "of 1024 KiB free",
-                "No space left on device",
-                "MPS did not start",
-            ][..],
             1,
-            Small::over as Over,
-            Small::leave as Leave,
+            Small::over as fn(&Path, usize, u32) -> Small,
+            Small::leave as fn(&Small, usize),
         ),
-        (
-            "inodes",
-            &["of 256 inodes free"],
-            3,
-            Small::of_files,
-            Small::leave_files,
-        ),
+        ("inodes", 3, Small::of_files, Small::leave_files),
     ] {
         alone(|| {
             let place = Place::new(fast(1), SHARED);
             let small = over(&place.path("run"), 256, 0o755);
-            let failed = shared_with_little(&place, what, words, step, |free, program, args| {
+            let failed = shared_with_little(&place, what, step, |free, program, args| {
                 leave(&small, free);
                 let ran = place.run(program, args, &[]);
                 small.free();
@@ -177,11 +267,14 @@ fn a_shared_mps_without_room_refuses_a_job_and_disturbs_no_other() {
 #[test]
 fn a_shared_mps_without_descriptors_refuses_a_job_and_disturbs_no_other() {
     let place = Place::new(fast(1), SHARED);
-    let failed = shared_with_little(&place, "descriptors", &[""], 2, |free, program, args| {
+    let failed = shared_with_little(&place, "descriptors", 2, |free, program, args| {
         // With three the loader cannot open the program's own libraries.
         let limit = format!("--nofile={}", free + 4);
-        let mut command = place.command_by(&["/usr/bin/prlimit", &limit], program);
-        finish(command.args(args))
+        finish(
+            place
+                .command_by(&["/usr/bin/prlimit", &limit], program)
+                .args(args),
+        )
     });
     assert!(failed >= 4, "only {failed} starts lacked descriptors");
     figures::tell("faults", failed);
@@ -218,7 +311,7 @@ impl Drop for Few {
 fn a_shared_mps_without_processes_refuses_a_job_and_disturbs_no_other() {
     let few = Few::new();
     let place = Place::new(fast(1), SHARED);
-    let failed = shared_with_little(&place, "processes", &[""], 1, |free, program, args| {
+    let failed = shared_with_little(&place, "processes", 1, |free, program, args| {
         few.run(free + 1, &place, program, args)
     });
     assert!(failed >= 4, "only {failed} starts lacked processes");

@@ -216,6 +216,22 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     cluster.check().ok();
 }
 
+/// Slurm's own lines name some programs that doctor has named.
+#[test]
+fn doctor_says_each_line_of_a_node_under_slurm_once() {
+    let cluster = Cluster::enabled();
+    let conf = cluster.path("etc/slurm.conf");
+    let setting = format!("[slurm]\nconf = \"{}\"", conf.display());
+    cluster.place.configure(&setting);
+    let ran = cluster.place.mpsctl(&["doctor", "--node", "n1"]);
+    ran.prints("has our line, 'optional'\n");
+    let mut lines: Vec<&str> = ran.out.lines().collect();
+    let said = lines.len();
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), said, "{ran:?}");
+}
+
 /// A test machine of a site whose slurm.conf is everywhere the same. This machine must have no GPU
 /// and no driver.
 #[test]
@@ -261,17 +277,29 @@ fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
     cluster.check().ok().lacks("WARN  our line");
 }
 
-/// One line says that a configuration cannot be used, and NVML is not asked without one.
+/// One line says so. Without a configuration it does not ask NVML.
 #[test]
-fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
+fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
     cluster.place.configure("compute_mode = \"exclusiv\"");
     let ran = cluster.check().exits(2);
-    assert_eq!(ran.out.matches("FAIL").count(), 1, "{ran:?}");
+    let wrong: Vec<&str> = ran
+        .out
+        .lines()
+        .filter(|line| line.starts_with("FAIL"))
+        .collect();
+    assert_eq!(wrong.len(), 1, "{ran:?}");
     ran.prints("did you mean 'exclusive'?")
         .lacks("NVML does not");
+}
+
+/// Like every other program of ours on a host with several nodes.
+#[test]
+fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
+    let cluster = Cluster::new(GOOD);
     let of_n1 = "[[node]]\nhosts = \"n1\"\ncontrol = \"/nonexistent/control\"";
     cluster.place.configure(of_n1);
+    cluster.enable().ok();
     let ran = cluster.slurm("check", &["--node", "n1"]).exits(2);
     ran.prints("FAIL  NVIDIA's MPS: cannot open '/nonexistent'");
     cluster.slurm("check", &["--node", "n2"]).ok();
@@ -290,11 +318,6 @@ fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
         assert!(ran.took >= Duration::from_secs(seconds), "{ran:?}");
         assert!(cluster.read(OURS).contains(&cluster.line()));
     }
-    // The packages ask this before they are removed.
-    let idle = |options: &[&str]| cluster.place.mpsctl(&[&["idle"], options].concat());
-    idle(&["--wait", "1"]).exits(1).complains("4711");
-    let ran = cluster.place.mpsctl_as(USER, &["idle"], &[]);
-    ran.complains("allowed: root");
     let ran = cluster.slurm("disable", &["--force"]).ok();
     ran.prints("jobs with MPS still run here: 4711");
     assert_eq!(cluster.read(OURS), "");
@@ -306,8 +329,21 @@ fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
     });
     cluster.slurm("disable", &["--wait", "60"]).ok();
     ends.join().expect("the job's end");
-    // A refused request leaves a record, and needs no end.
+}
+
+/// The packages ask this before they are removed.
+#[test]
+fn idle_tells_whether_a_job_has_mps_here() {
+    let cluster = Cluster::new(GOOD);
+    let idle = |options: &[&str]| cluster.place.mpsctl(&[&["idle"], options].concat());
     idle(&[]).ok();
+    // A refused request leaves a record, and needs no end.
+    let job = cluster.place.directory("run/jobs/4711");
+    idle(&[]).ok();
+    fs::write(job.join("journal"), "").expect("journal");
+    idle(&["--wait", "1"]).exits(1).complains("4711");
+    let ran = cluster.place.mpsctl_as(USER, &["idle"], &[]);
+    ran.complains("allowed: root");
 }
 
 #[test]
@@ -379,16 +415,13 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     ran.prints("began after our line was written");
 }
 
-/// Blanks around the sign are read as Slurm does, and before enable only our file is missing.
+/// A site's own stack may include the directory of our file; before enable only that file is
+/// missing.
 #[test]
-fn a_stack_of_the_site_that_includes_our_directory_needs_our_file_alone() {
-    let text = "GresTypes = gpu\nPrologFlags = Alloc,Contain\nSlurmdParameters = \"a, b\"\n";
-    let cluster = Cluster::new(text);
-    let stack = cluster.path("etc/site-stack.conf");
-    let line = format!("{text}PlugStackConfig = {}\n", stack.display());
-    cluster.write("slurm.conf", &line);
-    fs::write(&stack, "include plugstack.conf.d/*.conf\n").expect("a stack");
+fn before_enable_only_our_file_is_missing() {
+    let cluster = Cluster::new(GOOD);
     let _slurmd = cluster.slurmd();
+    cluster.write(STACK, "include plugstack.conf.d/*.conf\n");
     let ran = cluster.check();
     let wrong: Vec<&str> = ran
         .out
@@ -400,10 +433,20 @@ fn a_stack_of_the_site_that_includes_our_directory_needs_our_file_alone() {
     assert!(one.contains(&missing), "{ran:?}");
     ran.lacks("our line was written");
     cluster.enable().ok();
-    assert!(!cluster.path("etc/plugstack.conf").exists());
-    let ran = cluster.check();
-    ran.prints("includes our line")
-        .prints("PrologFlags is Alloc,Contain: ");
+    cluster.check().prints("includes our line");
+}
+
+#[test]
+fn blanks_around_the_sign_are_read_as_slurm_does() {
+    let text = "GresTypes = gpu\nPrologFlags = Alloc,Contain\nSlurmdParameters = \"a, b\"\n";
+    let cluster = Cluster::new(text);
+    let stack = cluster.path("etc/site-stack.conf");
+    let line = format!("{text}PlugStackConfig = {}\n", stack.display());
+    cluster.write("slurm.conf", &line);
+    cluster.enable().ok();
+    assert!(stack.exists() && !cluster.path("etc/plugstack.conf").exists());
+    let ran = cluster.check().ok();
+    ran.prints("PrologFlags is Alloc,Contain: ");
 }
 
 #[test]
@@ -509,67 +552,82 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     check().prints(&own).prints("slurmd (pid ");
 }
 
+/// The running slurmd's program decides, whatever else is installed; a setting overrides it.
+#[test]
+fn the_running_slurmd_says_where_slurm_is() {
+    let cluster = Cluster::new(GOOD);
+    let installed = |dir: &Path| {
+        format!(
+            "Slurm 22.05 is installed, its commands in '{}'",
+            dir.display()
+        )
+    };
+    cluster.commands("23.11.7");
+    let _slurmd = cluster.slurmd();
+    let ran = cluster.slurm("enable", &[]).exits(1);
+    ran.complains("is stamped for Slurm 22.05, not 23.11");
+    cluster.commands("22.05.3");
+    cluster.slurm("enable", &[]).ok();
+    cluster
+        .check()
+        .prints(installed(&cluster.path("prefix/bin")));
+    // A setting overrides what runs.
+    let other = cluster.path("elsewhere");
+    fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
+    let setting = format!("[slurm]\nexec = \"{}\"", other.display());
+    cluster.place.configure(&setting);
+    cluster.check().prints(installed(&other));
+}
+
 #[test]
 fn what_mps_needs_of_slurms_configuration_is_checked() {
     let hidden = "JobContainerType=job_container/tmpfs\ngrestypes=gpu,shard".to_owned();
+    let namespace = |kind: &str| format!("{GOOD}\nNamespaceType=namespace/{kind}");
     let short = format!("{GOOD}\nunkillablesteptimeout=12");
-    let allocates = "OK    PrologFlags is";
-    let at_once = "the prolog runs on each node at the allocation";
-    let by_sluid = "\nProctrackType=proctrack/cgroup";
-    for (release, flags, more, lines) in [
-        (
-            "22.05.3",
-            "DeferBatch",
-            "\nLaunchParameters=enable_nss_slurm,use_interactive_step",
-            &[
-                "WARN  PrologFlags is",
-                "WARN  LaunchParameters has enable_nss_slurm",
-            ][..],
-        ),
-        (
-            "26.05.3",
-            "DeferBatch",
-            "\nNamespaceType=namespace/tmpfs",
-            &[
-                allocates,
-                at_once,
-                "is hidden from tasks by namespace/tmpfs",
-            ],
-        ),
+    let prolog = |flags: &str| GOOD.replace("Alloc", flags);
+    let allocates = &[
+        "OK    PrologFlags is",
+        "the prolog runs on each node at the allocation",
+    ][..];
+    let first_step = &["WARN  PrologFlags is"][..];
+    let by_sluid = format!("{GOOD}\nProctrackType=proctrack/cgroup");
+    for (release, conf, lines) in [
+        ("22.05.3", prolog("DeferBatch"), first_step),
+        ("26.05.3", prolog("DeferBatch"), allocates),
+        ("26.05.3", prolog("NoHold,ForceRequeueOnFail"), allocates),
+        ("26.05.3", prolog("X11"), allocates),
         (
             "26.05.3",
-            "NoHold,ForceRequeueOnFail",
-            "\nNamespaceType=namespace/linux",
-            &[
-                allocates,
-                at_once,
-                "is hidden from tasks by namespace/linux",
-            ],
-        ),
-        (
-            "26.05.3",
-            "X11",
-            by_sluid,
-            &[
-                allocates,
-                at_once,
-                "OK    Slurm 26.05 names the cgroup of a job by its SLUID",
-            ],
-        ),
-        (
-            "26.05.3",
-            "RunInJob",
-            "",
+            prolog("RunInJob"),
             &["FAIL  PrologFlags has RunInJob"],
         ),
+        (
+            "26.05.3",
+            namespace("tmpfs"),
+            &["is hidden from tasks by namespace/tmpfs"],
+        ),
+        (
+            "26.05.3",
+            namespace("linux"),
+            &["is hidden from tasks by namespace/linux"],
+        ),
+        (
+            "22.05.3",
+            format!("{GOOD}\nLaunchParameters=enable_nss_slurm,use_interactive_step"),
+            &["WARN  LaunchParameters has enable_nss_slurm"],
+        ),
+        (
+            "26.05.3",
+            by_sluid.clone(),
+            &["OK    Slurm 26.05 names the cgroup of a job by its SLUID"],
+        ),
     ] {
-        let conf = GOOD.replace("Alloc", flags) + more;
-        let ran = Cluster::of_release(release, &conf).check();
+        let cluster = Cluster::of_release(release, &conf);
+        let ran = cluster.check();
         for line in lines {
             ran.prints(line);
         }
     }
-    let by_sluid = format!("{GOOD}{by_sluid}");
     Cluster::of_release("25.11.7", &by_sluid)
         .check()
         .lacks("SLUID");
@@ -607,20 +665,4 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
         let fails = lines[0].starts_with("FAIL");
         assert!(!fails || ran.code == Some(2), "{ran:?}");
     }
-}
-
-/// Slurm's own lines name some programs that doctor has named.
-#[test]
-fn doctor_says_each_line_of_a_node_under_slurm_once() {
-    let cluster = Cluster::enabled();
-    let conf = cluster.path("etc/slurm.conf");
-    let setting = format!("[slurm]\nconf = \"{}\"", conf.display());
-    cluster.place.configure(&setting);
-    let ran = cluster.place.mpsctl(&["doctor", "--node", "n1"]);
-    ran.prints("has our line, 'optional'\n");
-    let mut lines: Vec<&str> = ran.out.lines().collect();
-    let said = lines.len();
-    lines.sort_unstable();
-    lines.dedup();
-    assert_eq!(lines.len(), said, "{ran:?}");
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use mpsd_core::paths::JOURNAL;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tests::double::Builder;
 use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
-use tests::stage::{Ran, USER, as_user};
+use tests::stage::{OTHER_USER, Ran, USER, as_user};
 
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 
@@ -33,6 +34,82 @@ fn status_in(place: &Place, job: &str, args: &[&str]) -> Ran {
 fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
     let args = ["--hold", "30", "--gpu", gpu];
     place.attached(job, &args, &[("SLURM_PROCID", rank)])
+}
+
+#[test]
+fn eight_clients_are_shown_to_their_user_and_to_root_and_so_is_the_gpu_without_one() {
+    let (place, job) = (served(fast(2), "300.srv", "0,1"), "300.srv");
+    let ranks: Vec<u64> = (0..8).collect();
+    let clients: Vec<Running> = ranks
+        .iter()
+        .map(|rank| client(&place, job, "1", &rank.to_string()))
+        .collect();
+    let pids: Vec<u64> = clients.iter().map(|client| client.pid().into()).collect();
+    let of_task = status_in(&place, job, &["--json"]);
+    let of_root = status(&place, None, &["--json"], &[]);
+    assert_eq!(of_task.json()["under_mps"]["attached"], "yes");
+    for ran in [of_task, of_root] {
+        let told = ran.ok().json();
+        let shown = &told["jobs"][0];
+        assert_eq!(shown["job"], job);
+        let idle = serde_json::json!([place.node.uuids()[0]]);
+        assert_eq!(shown["without_client"], idle, "{told}");
+        let all = shown["gpus"][1]["clients"].as_array().expect("clients");
+        let of = |key: &str| -> Vec<u64> { all.iter().filter_map(|c| c[key].as_u64()).collect() };
+        assert_eq!(of("rank"), ranks, "{told}");
+        assert_eq!(of("pid"), pids, "{told}");
+        assert_eq!(of("memory_mib").len(), 8, "{told}");
+        assert!(of("memory_mib").iter().all(|mib| *mib > 0), "{told}");
+        let is_client = |c: &Value| {
+            c["command"]
+                .as_str()
+                .is_some_and(|c| c.contains("--hold 30"))
+        };
+        assert!(all.iter().all(is_client), "{told}");
+        let daemon = &shown["daemons"][0];
+        let limits = daemon["limits"].as_array().expect("limits");
+        let holds: Vec<bool> = limits.iter().map(|limit| limit["holds"] == true).collect();
+        assert_eq!(holds, [true; 3], "{told}");
+        assert_eq!(daemon["servers"][0]["state"], "ACTIVE");
+    }
+    let text = status_in(&place, job, &[]);
+    text.prints("under MPS: yes").prints("no client uses GPU 0");
+    drop(clients);
+    place.assert_ends_clean(job, "status");
+}
+
+#[test]
+fn a_task_is_told_why_it_is_not_under_mps() {
+    let (place, job) = (served(fast(1), "301.srv", "0"), "301.srv");
+    let elsewhere = ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps");
+    let of_job = ("PBS_JOBID", job);
+    for (env, words) in [
+        (&[][..], "this is no job"),
+        (
+            &[("PBS_JOBID", "399.srv")],
+            "job 399.srv has no MPS on this node",
+        ),
+        (&[of_job], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
+        (
+            &[of_job, elsewhere],
+            "'/tmp/nvidia-mps', which is no daemon's of job 301.srv",
+        ),
+    ] {
+        let ran = status(&place, Some(USER), &[], env).exits(1);
+        ran.prints(words);
+    }
+    // With a job's name the question is about that job.
+    let named = |user| status(&place, Some(user), &[job], &[]);
+    named(USER).ok().prints("MPS is up");
+    named(OTHER_USER).exits(1).complains("another user's");
+    // Its daemon dies.
+    status_in(&place, job, &[]).ok();
+    kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+    eventually("its socket is gone", || {
+        status_in(&place, job, &[]).code == Some(1)
+    });
+    status_in(&place, job, &[]).prints("outside MPS, or not at all");
+    place.assert_ends_clean(job, "status");
 }
 
 #[test]
@@ -164,25 +241,4 @@ fn a_directory_that_a_script_empties_or_takes_over_is_told() {
     here().exits(1).lacks("control daemon answers");
     drop(second);
     place.assert_ends_clean("1.srv", "a second daemon in the job's directory");
-}
-
-/// A GPU that uses the machine's memory (GB10, Thor): NVML answers "not supported" when it is asked
-/// for the amount.
-#[test]
-fn a_job_with_a_size_as_its_limit_has_its_mps_where_no_gpu_tells_its_memory() {
-    let node = fast(1).describe(|node| node.gpu[0].memory_told = false);
-    let place = served(node, "500.srv", "0");
-    let client = client(&place, "500.srv", "0", "0");
-    let told = status(&place, None, &["--json"], &[]).json();
-    let job = &told["jobs"][0];
-    assert_eq!(job["gpus"][0]["clients"][0]["pid"], client.pid(), "{told}");
-    let limits = job["daemons"][0]["limits"].as_array().expect("limits");
-    let holds: Vec<bool> = limits.iter().map(|limit| limit["holds"] == true).collect();
-    assert_eq!(holds, [true; 2], "{told}");
-    drop(client);
-    place.assert_ends_clean("500.srv", "a GPU without a size");
-    place.configure("replicas = 4\n");
-    let doctor = place.mpsctl(&["doctor", "--node", "n1"]);
-    doctor.prints("OK    NVML answers\n");
-    place.mpsctl(&["advertise", "slurm", "--node", "n1"]).ok();
 }

@@ -1,17 +1,21 @@
 //! What may happen to a running MPS: the outcome, and its line in the user's log.
 
-use std::process::Stdio;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::double::look;
+use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
-use tests::stage::{THREE, USER, uid_of};
+use tests::stage::{THREE, USER, finish, prologue_args, uid_of};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 const STAYS: [&str; 3] = ["--hold", "20", "--busy"];
+const LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
 fn served(job: &str, config: &str) -> Place {
     Place::with_job(fast(1), &format!("{CONFIG}{config}"), job, ACCOUNT, "0")
@@ -92,6 +96,17 @@ fn error(mut client: Running) -> Option<u64> {
 }
 
 #[test]
+fn a_server_that_dies_under_its_clients_costs_them_806_and_the_next_is_served() {
+    let place = served("90.srv", "");
+    let busy = client(&place, "90.srv", &STAYS, &[]);
+    kill(place.pids(THREE[2])[0], Signal::SIGKILL);
+    assert_eq!(error(busy), Some(806));
+    says(&place, "90.srv", "its clients got error 806");
+    assert_eq!(place.served("90.srv", &[]).json()["sms"], 32);
+    ends_clean(&place, "90.srv", "a server that died under its client");
+}
+
+#[test]
 fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follows() {
     let place = served("91.srv", "");
     let busy = client(&place, "91.srv", &STAYS, &[]);
@@ -110,6 +125,24 @@ fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follo
         ran.exits(2).complains("it has ended");
     }
     ends_clean(&place, "91.srv", "a control daemon that died");
+}
+
+#[test]
+fn a_hung_control_daemon_is_named_at_the_start_and_ended_at_the_end() {
+    let place = served("92.srv", "");
+    let control = place.pids(THREE[1])[0];
+    kill(control, Signal::SIGSTOP);
+    assert!(look::alive(control));
+    ends_clean(&place, "92.srv", "a control daemon that hung in service");
+    let hung = Place::new(
+        fast(1).fault(|f| f.start = "hangs".into()),
+        "deadline_s = 3\n",
+    );
+    let ran = hung.openpbs("93.srv", USER, ACCOUNT);
+    let words = "the control daemon or its server hangs";
+    ran.exits(2).complains(words);
+    hung.assert_as_before("a control daemon that hung at the start");
+    hung.assert_not_drained("a control daemon that hung at the start");
 }
 
 #[test]
@@ -136,48 +169,139 @@ fn a_fatal_gpu_error_of_one_client_is_told_to_the_user_and_drains_nothing() {
     place.assert_as_before("a server in FAULT state");
 }
 
-fn greedy(place: &Place, job: &str) -> Running {
-    let args = [&["--alloc", "4096"][..], &STAYS].concat();
-    let unlimited = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "garbage");
-    client(place, job, &args, &[unlimited])
+struct Parent(PathBuf);
+
+impl Parent {
+    fn new() -> Option<Self> {
+        let name = format!("mpsd-test-{}-parent", std::process::id());
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let mut unified = mounts
+            .into_iter()
+            .filter(|mount| mount.join("cgroup.controllers").exists());
+        let path = unified.find_map(|mount| {
+            let path = mount.join(&name);
+            fs::create_dir(&path).is_ok().then_some(path)
+        });
+        path.map(Self)
+            .filter(|parent| parent.0.join("cgroup.kill").exists())
+    }
 }
 
-/// A job under this policy, with a client that keeps its limit and one that does not.
-fn watched(policy: &str) -> (Place, Running, Running) {
-    let config = format!("compute_mode = \"keep\"\nmemory_over_limit = \"{policy}\"\n");
-    let place = served("96.srv", &config);
-    let small = [&["--alloc", "256"][..], &STAYS].concat();
-    let honest = client(&place, "96.srv", &small, &[]);
-    let over = greedy(&place, "96.srv");
-    (place, honest, over)
+impl Drop for Parent {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        wait_until(Duration::from_secs(20), || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
+    let Some(parent) = Parent::new() else {
+        return println!("not tried here: no unified hierarchy with cgroup.kill");
+    };
+    let place = Place::new(fast(1), CONFIG);
+    let cgroup = parent.0.to_str().expect("a path");
+    let shell = [
+        "/bin/sh",
+        "-c",
+        "echo $$ > $0/cgroup.procs && exec \"$@\"",
+        cgroup,
+    ];
+    let mut command = place.command_by(&shell, "mps-prologue");
+    command.args(["--gpus", "0"]);
+    finish(command.args(prologue_args("97.srv", ACCOUNT))).ok();
+    // As 'systemctl restart slurmd' with KillMode=control-group.
+    fs::write(parent.0.join("cgroup.kill"), "1").expect("cgroup.kill");
+    let events = || fs::read_to_string(parent.0.join("cgroup.events"));
+    eventually("the daemon's cgroup is empty", || {
+        events().is_ok_and(|events| events.contains("populated 0"))
+    });
+    for name in THREE {
+        assert_eq!(place.pids(name).len(), 1, "{name}");
+    }
+    place.served("97.srv", &[]);
+    ends_clean(&place, "97.srv", "the end of the prologue's daemon");
+}
+
+/// A job under one policy, with a client that keeps its limit and one that does not.
+struct Watched {
+    place: Place,
+    honest: Running,
+    over: Running,
+}
+
+impl Watched {
+    fn new(policy: &str) -> Self {
+        let keep = "compute_mode = \"keep\"";
+        let place = served(
+            "96.srv",
+            &format!("memory_over_limit = \"{policy}\"\n{keep}\n"),
+        );
+        let small = [&["--alloc", "256"][..], &STAYS].concat();
+        Self {
+            honest: client(&place, "96.srv", &small, &[]),
+            over: greedy(&place),
+            place,
+        }
+    }
+
+    fn log(&self) -> String {
+        log_of(&self.place, "96.srv")
+    }
+
+    fn lines(&self, client: &Running) -> usize {
+        let line = format!("client {} holds ", client.pid());
+        self.log().lines().filter(|l| l.contains(&line)).count()
+    }
+
+    #[track_caller]
+    fn ends(self, after: &str) {
+        let (log, innocent) = (self.log(), format!("client {} ", self.honest.pid()));
+        assert!(!log.contains(&innocent), "{after}:\n{log}");
+        drop((self.honest, self.over));
+        ends_clean(&self.place, "96.srv", after);
+    }
+}
+
+fn greedy(place: &Place) -> Running {
+    greedy_in(place, "96.srv")
+}
+
+fn greedy_in(place: &Place, job: &str) -> Running {
+    let args = [&["--alloc", "4096"][..], &STAYS].concat();
+    client(place, job, &args, &[(LIMIT, "garbage")])
 }
 
 #[test]
 fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
-    let (place, honest, over) = watched("log");
+    let (ignored, logged) = (Watched::new("ignore"), Watched::new("log"));
     // A job of the same user on the same GPU, which may have more. The GPU lists its client for
     // both.
-    let other = "98.srv";
+    let (place, other) = (&logged.place, "98.srv");
     place.begin(other, "MPS=true,MPS_MEM=6G", "0");
-    let stranger = greedy(&place, other);
-    let lines = |client: &Running| {
-        let line = format!("client {} holds ", client.pid());
-        log_of(&place, "96.srv").matches(&line).count()
-    };
-    eventually("the client is told of", || lines(&over) > 0);
-    // A line about a second client proves a second look.
-    let second = greedy(&place, "96.srv");
-    eventually("the second is told of", || lines(&second) > 0);
-    assert_eq!([&over, &stranger, &honest].map(lines), [1, 0, 0]);
-    says(&place, "96.srv", &format!("client {} holds ", over.pid()));
-    assert!(log_of(&place, "96.srv").contains("its limit is 1024 MiB"));
-    assert!(look::alive(over.pid()), "left alone");
-    drop((second, stranger));
+    let stranger = greedy_in(place, other);
+    eventually("the client is told of", || logged.lines(&logged.over) > 0);
+    // A line about a second client proves a second look. By then "ignore" has had time for a line
+    // too.
+    let second = greedy(&logged.place);
+    eventually("the second is told of", || logged.lines(&second) > 0);
+    drop(second);
+    assert_eq!(logged.lines(&logged.over), 1, "log");
+    assert_eq!(logged.lines(&stranger), 0, "another job's");
+    drop(stranger);
     place.end(other);
-    drop((honest, over));
-    ends_clean(&place, "96.srv", "log");
+    assert!(logged.log().contains("its limit is 1024 MiB"));
+    assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
+    for (watched, policy) in [(ignored, "ignore"), (logged, "log")] {
+        assert!(look::alive(watched.over.pid()), "{policy}: left alone");
+        watched.ends(policy);
+    }
 
-    let (place, honest, over) = watched("terminate");
+    let Watched {
+        place,
+        honest,
+        over,
+    } = Watched::new("terminate");
     let pid = over.pid();
     assert_eq!(error(over), Some(810), "{}", log_of(&place, "96.srv"));
     says(&place, "96.srv", &format!("client {pid} holds "));
@@ -185,6 +309,92 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     assert!(look::alive(honest.pid()), "the other client goes on");
     drop(honest);
     ends_clean(&place, "96.srv", "terminate");
+}
+
+/// NVML's library is missing at the first look, as during a driver's replacement.
+#[test]
+fn the_memory_watch_goes_on_once_nvml_answers_again() {
+    let place = served("95.srv", "memory_over_limit = \"terminate\"\n");
+    let (nvml, aside) = (place.node.nvml(), place.node.nvml().with_extension("aside"));
+    fs::rename(&nvml, &aside).expect("NVML away");
+    let over = greedy_in(&place, "95.srv");
+    says(&place, "95.srv", "NVML does not answer");
+    fs::rename(&aside, &nvml).expect("NVML back");
+    // A new client speeds up the next look.
+    let honest = client(&place, "95.srv", &STAYS, &[]);
+    assert_eq!(error(over), Some(810), "{}", log_of(&place, "95.srv"));
+    says(&place, "95.srv", "NVML does not answer");
+    drop(honest);
+    ends_clean(&place, "95.srv", "a silent NVML");
+}
+
+/// A client in this cgroup of a job that shares its MPS, without the variable of its limit.
+fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> Running {
+    let mut command = Command::new("/bin/sh");
+    let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
+    command
+        .args(["-c", "echo $$ >\"$0\" && exec \"$@\""])
+        .arg(procs);
+    let exec = place.mpsctl_of(USER);
+    command.arg(exec.get_program()).args(exec.get_args());
+    command.args(["exec", "--", "/usr/bin/env", "-u", LIMIT]);
+    command
+        .arg(place.node.client())
+        .arg("--node")
+        .arg(place.node.dir());
+    command.args(["--alloc", mib]).args(STAYS);
+    command.env_clear().env("PBS_JOBID", job);
+    let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    eventually("the client attaches", || place.has_context(client.pid()));
+    client
+}
+
+/// The cgroups are those of Torque and of OpenPBS' hook. Outside them no job is known, so the
+/// highest limit applies.
+#[test]
+fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps() {
+    let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
+    let place = Place::new(fast(1), &config);
+    let (jobs, limits) = (["461.srv", "462.srv"], ["1G", "6G"]);
+    let own = place.cgroups.as_ref();
+    let own = own.expect("this machine has no cgroup hierarchy to test with");
+    let groups = ["torque/461.srv", "pbs_jobs.service/jobid/462.srv"].map(|name| own.join(name));
+    for (n, job) in jobs.iter().enumerate() {
+        place
+            .torque_on_gpu_0(job, &format!("MPS=true,MPS_MEM={}", limits[n]))
+            .ok();
+        fs::create_dir_all(&groups[n]).expect("a cgroup");
+    }
+    let within = [
+        (jobs[0], "256", Some(groups[0].as_path())),
+        (jobs[1], "4096", Some(&groups[1])),
+        (jobs[0], "4096", None),
+    ];
+    let within = within.map(|(job, mib, group)| without_limit(&place, job, mib, group));
+    let over = without_limit(&place, jobs[0], "4096", Some(&groups[0]));
+    let pid = over.pid();
+    assert_eq!(error(over), Some(810));
+    let hidden = without_limit(&place, jobs[0], "8192", None);
+    let of_hidden = format!("client {} holds ", hidden.pid());
+    assert_eq!(error(hidden), Some(810));
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    let seen = place.path("run/shared").join(id).join("observations");
+    let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains(&of_hidden));
+    eventually("mpsd tells of it", told);
+    assert!(within.iter().all(|client| look::alive(client.pid())));
+    drop(within);
+    for group in &groups {
+        let above = group.ancestors().take_while(|above| above != own);
+        for above in above {
+            eventually("the cgroup is empty", || fs::remove_dir(above).is_ok());
+        }
+    }
+    let told = place.end(jobs[0]);
+    told.complains(format!("client {pid} of job 461.srv holds "));
+    told.complains("its limit is 1024 MiB");
+    told.complains(&of_hidden);
+    place.end(jobs[1]);
+    place.assert_as_before("members over their limits");
 }
 
 /// Two jobs of the user in one MPS.
@@ -282,6 +492,26 @@ fn a_killed_rank_costs_the_next_program_nothing() {
         .mpsctl(&["report", "96.srv"])
         .lacks("caused a fatal")
         .lacks("was lost");
+}
+
+/// While another client works, the server stays, and its next client gets the error.
+#[test]
+fn who_gets_the_error_of_a_killed_rank_is_not_blamed_for_it() {
+    let place = served("97.srv", "");
+    let busy = client(&place, "97.srv", &STAYS, &[]);
+    let rank = client(&place, "97.srv", &["--hold", "20", "--paired"], &[]);
+    kill(rank.pid(), Signal::SIGKILL);
+    drop(rank);
+    eventually("the server has seen its end", || {
+        place.log("97.srv", "control.log").contains("disconnected")
+    });
+    let victim = place.tried("97.srv", &[]);
+    assert_eq!(error_of(&victim.out), Some(719), "{victim:?}");
+    says(&place, "97.srv", "and did not cause it: start it again");
+    place.served("97.srv", &[]);
+    drop(busy);
+    ends_clean(&place, "97.srv", "an error that was inherited");
+    place.mpsctl(&["report", "97.srv"]).lacks("caused a fatal");
 }
 
 /// As after a module that sets CUDA_MPS_PIPE_DIRECTORY.

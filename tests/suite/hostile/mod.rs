@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -64,33 +64,26 @@ fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
 
 #[test]
 fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
-    for config in [CONFIG, shared::SITE] {
-        let place = Place::new(fast(1), config);
-        place.torque_on_gpu_0("80.srv", ACCOUNT).ok();
-        let (dir, look) = treasure(&place);
-        let before = look();
-        let directory = match config == CONFIG {
-            true => place.job("80.srv"),
-            false => shared::mps(&place),
-        };
-        for name in ["pipe", "log"] {
-            let into = directory.join(name);
-            symlink(&dir, into.join("link")).expect("symlink");
-            symlink("/", into.join("root")).expect("symlink");
-            symlink("loop", into.join("loop")).expect("symlink");
-            fs::hard_link(dir.join("file"), into.join("hard"))
-                .expect_err("a hard link into another file system");
-            fs::write(into.join("own"), "").expect("file");
-            fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
-            nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
-            let deep = into.join("deep").join("d/".repeat(60));
-            fs::create_dir_all(&deep).expect("deep");
-            symlink(&dir, deep.join("link")).expect("symlink");
-            chmod(&into.join("deep"), 0o000);
-        }
-        place.assert_ends_clean("80.srv", "links, FIFOs, deep trees");
-        assert_eq!(look(), before);
+    let place = served("80.srv");
+    let (dir, look) = treasure(&place);
+    let before = look();
+    for name in ["pipe", "log"] {
+        let into = place.job("80.srv").join(name);
+        symlink(&dir, into.join("link")).expect("symlink");
+        symlink("/", into.join("root")).expect("symlink");
+        symlink("loop", into.join("loop")).expect("symlink");
+        fs::hard_link(dir.join("file"), into.join("hard"))
+            .expect_err("a hard link into another file system");
+        fs::write(into.join("own"), "").expect("file");
+        fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
+        nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+        let deep = into.join("deep").join("d/".repeat(60));
+        fs::create_dir_all(&deep).expect("deep");
+        symlink(&dir, deep.join("link")).expect("symlink");
+        chmod(&into.join("deep"), 0o000);
     }
+    place.assert_ends_clean("80.srv", "links, FIFOs, deep trees");
+    assert_eq!(look(), before);
 }
 
 /// Only root could put a link there: a mistake or a hole must cost no more than the job.
@@ -120,7 +113,7 @@ fn a_symlink_in_the_jobs_directory_is_not_followed() {
 
 #[test]
 fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
-    for round in 0..2 {
+    for round in 0..6 {
         let place = served("81.srv");
         let (dir, look) = treasure(&place);
         let before = look();
@@ -269,6 +262,21 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
     let grown = resident_kb(mpsd) - before;
     assert!(grown < 4096, "{grown} kB more than {before}");
     place.assert_ends_clean("85.srv", "a hostile log");
+}
+
+#[test]
+fn stopped_processes_do_not_stop_the_epilogue() {
+    let place = served("89.srv");
+    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+        kill(pid, Signal::SIGSTOP);
+    }
+    let began = Instant::now();
+    place.assert_ends_clean("89.srv", "all three stopped");
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[test]

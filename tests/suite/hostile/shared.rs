@@ -4,20 +4,15 @@ use super::*;
 use tests::stage::{openpbs_args, uid_of};
 
 const JOBS: [&str; 2] = ["851.srv", "852.srv"];
-pub const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
+const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
 
 /// Two jobs of the user in one MPS, and its directory.
 fn shared() -> (Place, PathBuf) {
     let place = Place::new(fast(1), SITE);
     JOBS.into_iter().for_each(begins(&place));
-    let mps = mps(&place);
-    (place, mps)
-}
-
-/// The directory of the user's MPS on GPU 0.
-pub fn mps(place: &Place) -> PathBuf {
     let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
-    place.path("run/shared").join(id)
+    let mps = place.path("run/shared").join(id);
+    (place, mps)
 }
 
 fn begins(place: &Place) -> impl Fn(&str) {
@@ -27,7 +22,7 @@ fn begins(place: &Place) -> impl Fn(&str) {
 /// The first job has a client, and its end asks the stopped daemon to end that client.
 #[test]
 fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
-    for names in [&THREE[1..2], &THREE[..]] {
+    for names in [&THREE[..1], &THREE[1..2], &THREE[2..], &THREE[..]] {
         let (place, _) = shared();
         let client = place.sharer(JOBS[0]);
         for pid in names.iter().flat_map(|name| place.pids(name)) {
@@ -89,24 +84,39 @@ fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
 }
 
 #[test]
-fn a_stranger_reaches_no_directory_of_a_shared_mps_and_its_user_moves_none() {
+fn links_in_the_directories_of_a_shared_mps_lead_nowhere_and_a_stranger_reaches_none() {
     let (place, mps) = shared();
-    let run = |user: &str, program: &str, args: &[&Path]| {
-        finish(as_user(user, program).args(args)).complains("Permission denied");
-    };
-    let name = mps.file_name().expect("a name").display();
-    let lock = mps.with_file_name(format!(".{name}.lock"));
-    assert!(lock.exists());
-    run(USER, "/bin/cat", &[&lock]);
-    run(USER, "/bin/mv", &[&mps.join("pipe"), &mps.join("other")]);
+    let (dir, look) = treasure(&place);
+    let before = look();
     for name in ["pipe", "log"] {
-        run(OTHER_USER, "/bin/ls", &[&mps.join(name)]);
+        let into = mps.join(name);
+        symlink(&dir, into.join("link")).expect("symlink");
+        let deep = into.join("deep").join("d/".repeat(60));
+        fs::create_dir_all(&deep).expect("deep");
+        symlink(&dir, deep.join("link")).expect("symlink");
+        chmod(&into.join("deep"), 0o000);
+        let ls = finish(as_user(OTHER_USER, "/bin/ls").arg(&into));
+        ls.complains("Permission denied");
     }
+    let away = finish(
+        as_user(USER, "/bin/mv")
+            .arg(mps.join("pipe"))
+            .arg(mps.join("other")),
+    );
+    away.complains("Permission denied");
     for name in ["shared", "jobs"] {
-        run(USER, "/bin/ls", &[&place.path("run").join(name)]);
+        finish(as_user(USER, "/bin/ls").arg(place.path("run").join(name)))
+            .complains("Permission denied");
     }
+    let lock = mps.with_file_name(format!(
+        ".{}.lock",
+        mps.file_name().expect("a name").display()
+    ));
+    assert!(lock.exists());
+    finish(as_user(USER, "/bin/cat").arg(&lock)).complains("Permission denied");
     JOBS.into_iter().for_each(|job| drop(place.end(job)));
-    place.assert_as_before("a stranger at a shared MPS");
+    assert_eq!(look(), before);
+    place.assert_as_before("links in a shared MPS");
 }
 
 /// The end of a job on several GPUs leaves several MPS, one after the other.
@@ -131,7 +141,19 @@ fn a_process_that_nobody_can_look_at_hides_no_client_of_a_job_that_leaves_a_shar
         };
         let hidden = hides_in(&place.node.control(), &at, &hung, &[]);
         assert!(!can_be_read(hidden.pid(), "environ"), "it holds no lock");
-        let mut clients = JOBS.map(|job| place.sharer(job));
+        let mut clients = JOBS.map(|job| {
+            let mut client = place.mpsctl_of(USER);
+            client
+                .args(["exec", "--"])
+                .arg(place.node.client())
+                .arg("--node");
+            client
+                .arg(place.node.dir())
+                .args(["--hold", "60", "--busy"]);
+            let client = Running::start(client.env("PBS_JOBID", job).stdout(Stdio::null()));
+            eventually("the client attaches", || place.has_context(client.pid()));
+            client
+        });
         place.end(JOBS[0]);
         let ends = wait_until(Duration::from_secs(5), || clients[0].has_ended());
         let ended = [ends, clients[1].has_ended()];

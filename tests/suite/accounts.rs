@@ -1,0 +1,170 @@
+//! Several jobs, several epilogues, an administrator's changes: the accounts of the GPUs, and what
+//! an epilogue may rely on.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tests::double::node::Node;
+use tests::place::{Place, Running, eventually, fast, kill};
+use tests::stage::{OTHER_USER, as_user};
+
+const CONFIG: &str = "deadline_s = 6\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+/// How often a test tries what only a race can show.
+const ROUNDS: u64 = 4;
+
+fn with_job(gpus: usize, job: &str) -> Place {
+    let all: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
+    Place::with_job(fast(gpus), CONFIG, job, ACCOUNT, &all.join(","))
+}
+
+#[track_caller]
+fn assert_served(place: &Place, job: &str) {
+    assert_eq!(place.served(job, &[]).json()["sms"], 32);
+}
+
+#[test]
+fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
+    let place = with_job(1, "60.srv");
+    assert_eq!(place.node.modes(), ["exclusive_process"]);
+    // A real GPU would refuse a second server in this mode; the accounts must hold even so.
+    let second = place.torque("61.srv", ACCOUNT, "0");
+    place.end("60.srv");
+    if second.code == Some(0) {
+        let mode = place.node.modes();
+        assert_eq!(mode, ["exclusive_process"], "the second still holds it");
+    }
+    place.end("61.srv");
+    place.assert_as_before("two jobs on one GPU");
+}
+
+/// A site's own daemon, for example. The name of another user's program is nothing for the job's
+/// user.
+#[test]
+fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
+    let place = Place::new(fast(1), CONFIG);
+    let gpu = place.node.uuids()[0].clone();
+    place.node.set_mode(&gpu, "exclusive_process");
+    for (user, words) in [
+        ("root", "root's sleep (process "),
+        (OTHER_USER, ", and process "),
+    ] {
+        let holder = holder(&place, user);
+        let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
+        failed
+            .complains(&gpu)
+            .complains(format!("{words}{}", holder.pid()))
+            .complains("set the mode to DEFAULT");
+        assert_eq!(failed.err.contains("sleep"), user == "root", "{failed:?}");
+        place.torque_end("62.srv").ok();
+        place.assert_not_drained(user);
+        drop(holder);
+    }
+    place.begin("63.srv", ACCOUNT, "0");
+    place.end("63.srv");
+    assert_eq!(place.node.modes(), ["exclusive_process"], "the site's mode");
+}
+
+fn holder(place: &Place, user: &str) -> Running {
+    let mut command = as_user(user, "/bin/sleep");
+    let running = Running::start(command.arg("60").stdin(Stdio::null()));
+    let node = Node::open(place.node.dir()).expect("the node");
+    node.register(&place.node.uuids()[0], running.pid(), 9 << 20, "bare")
+        .expect("a context");
+    running
+}
+
+#[test]
+fn a_mode_that_an_admin_changed_meanwhile_is_left_alone() {
+    let place = with_job(2, "62.srv");
+    let uuids = place.node.uuids();
+    place.node.set_mode(&uuids[0], "prohibited");
+    place.end("62.srv");
+    assert_eq!(place.node.modes(), ["prohibited", "default"]);
+    place.node.set_mode(&uuids[0], "default");
+    place.assert_as_before("a mode that an administrator changed");
+}
+
+#[test]
+fn epilogues_at_once_twice_and_for_nothing() {
+    let place = Place::new(fast(1), CONFIG);
+    place.assert_ends_clean("64.srv", "an epilogue without a prologue");
+    place.begin("64.srv", ACCOUNT, "0");
+    let mut all: Vec<_> = (0..4).map(|_| place.start_end("64.srv")).collect();
+    for epilogue in &mut all {
+        assert_eq!(epilogue.wait(), Some(0));
+    }
+    place.assert_as_before("four epilogues at once");
+    place.assert_ends_clean("64.srv", "one more");
+}
+
+/// A restarted mom, a requeued job and the timer act on one job, all at once.
+#[test]
+fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing() {
+    let place = Place::new(fast(1), CONFIG);
+    for round in 0..ROUNDS {
+        let mut all = Vec::new();
+        for other in 0..6 {
+            all.push(match (round + other) % 3 {
+                0 => place.start_torque("72.srv", ACCOUNT, "0"),
+                _ => place.start_end("72.srv"),
+            });
+            std::thread::sleep(Duration::from_millis((7 * round + 13 * other) % 29));
+        }
+        for program in &mut all {
+            assert!(program.wait().is_some(), "no signal");
+        }
+        place.assert_ends_clean("72.srv", &format!("six at once, round {round}"));
+    }
+}
+
+#[test]
+fn an_epilogue_during_the_prologue_waits_or_takes_what_is_there() {
+    let place = Place::new(fast(1).times(|t| t.server_ready = (150, 150)), CONFIG);
+    for pause in [0, 20, 60, 120] {
+        let mut prologue = place.start_torque("65.srv", ACCOUNT, "0");
+        std::thread::sleep(Duration::from_millis(pause));
+        let mut epilogue = place.start_end("65.srv");
+        assert!(prologue.wait().is_some(), "no signal");
+        assert_eq!(epilogue.wait(), Some(0));
+        let after = format!("an epilogue {pause} ms after the prologue began");
+        place.assert_ends_clean("65.srv", &after);
+    }
+}
+
+#[test]
+fn an_epilogue_needs_nothing_but_the_directories_of_the_configuration() {
+    let place = with_job(1, "66.srv");
+    // The site's new file has other paths for both vendor files. Each key may appear only once.
+    let old = fs::read_to_string(place.config()).expect("configuration");
+    let is_kept = |line: &&str| !line.starts_with("control") && !line.starts_with("nvml");
+    let mut lines: Vec<&str> = old.lines().filter(is_kept).collect();
+    lines.extend(["control = \"/nowhere/control\"", "nvml = \"/nowhere/nvml\""]);
+    lines.push("compute_mode = \"keep\"");
+    fs::write(place.config(), lines.join("\n")).expect("configuration");
+    place.assert_ends_clean("66.srv", "a changed configuration");
+}
+
+#[test]
+fn an_epilogue_without_a_configuration_says_so_and_looks_in_the_usual_place() {
+    let place = Place::new(fast(1), CONFIG);
+    fs::remove_file(place.config()).expect("remove");
+    place.end("67.srv").complains("usual directories");
+}
+
+#[test]
+fn a_killed_mpsd_goes_on_serving_and_is_cleaned_up_behind() {
+    for made in [Place::new, Place::without_cgroup] {
+        let place = made(fast(1), CONFIG);
+        place.begin("68.srv", ACCOUNT, "0");
+        assert_served(&place, "68.srv");
+        let mpsd = place.pids("mpsd");
+        assert_eq!(mpsd.len(), 1);
+        kill(mpsd[0], Signal::SIGKILL);
+        eventually("mpsd ends", || place.pids("mpsd").is_empty());
+        assert_served(&place, "68.srv");
+        place.assert_ends_clean("68.srv", "a killed mpsd");
+    }
+}

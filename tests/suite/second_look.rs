@@ -1,0 +1,77 @@
+//! What hung in the driver waits for a second look. These tests say who looks if no timer does;
+//! `survivors` tests the verdict.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tests::place::{Place, eventually, fast};
+
+const CONFIG: &str = "deadline_s = 6\n";
+const FILES: [&str; 2] = ["run/ledger", "run/look-again"];
+
+fn up() -> u64 {
+    let text = fs::read_to_string("/proc/uptime").expect("uptime");
+    let whole = text.split('.').next().expect("seconds");
+    whole.parse().expect("seconds")
+}
+
+/// A node on which an epilogue noted, `age_s` ago, a process in the driver. That process has ended
+/// since.
+fn noted(age_s: u64) -> Place {
+    let place = Place::new(fast(1), CONFIG);
+    note(&place, age_s);
+    place
+}
+
+fn note(place: &Place, age_s: u64) {
+    let ledger = serde_json::json!({"version": 1, "suspicions": [{
+        "suspect": {"process": {"pid": i32::MAX, "start_time": 1}},
+        "what": "mps-server 691", "since": up().saturating_sub(age_s),
+        "job": "120.srv", "scheduler": "torque", "node": "gpu001", "uid": 1001, "prefix": "mpsd:", "gpus": [],
+    }]});
+    let files = files(place);
+    fs::write(&files[0], ledger.to_string()).expect("ledger");
+    fs::write(&files[1], "").expect("mark");
+}
+
+fn files(place: &Place) -> [PathBuf; 2] {
+    FILES.map(|name| place.path(name))
+}
+
+#[test]
+fn the_end_of_any_job_brings_it() {
+    let place = noted(61);
+    // The end of a job that never had MPS.
+    let end = place.torque_end("121.srv").ok();
+    assert_eq!(end.err, "", "{end:?}");
+    eventually("the second look", || {
+        !files(&place).iter().any(|path| path.exists())
+    });
+    place.assert_as_before("a second look");
+    // Too early, it stays.
+    note(&place, 10);
+    place.torque_end("122.srv").ok();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(files(&place).iter().all(|path| path.exists()));
+}
+
+#[test]
+fn the_administrator_is_told_of_it_and_what_to_do_where_nobody_looks() {
+    let check = |place: &Place| {
+        let conf = place.path("slurm.conf");
+        fs::write(&conf, "GresTypes=gpu\nPrologFlags=Alloc\n").expect("slurm.conf");
+        let conf = conf.display().to_string();
+        let ran = place.mpsctl(&["slurm", "check", "--slurm-conf", &conf]);
+        let line = ran.out.lines().find(|line| line.contains("mps-server 691"));
+        line.unwrap_or_default().to_owned()
+    };
+    let early = check(&noted(20));
+    assert!(early.starts_with("WARN  job 120.srv: 2"), "{early}");
+    let hung = " s ago mps-server 691 hung in the driver";
+    assert!(early.contains(hung), "{early}");
+    let late = check(&noted(400));
+    assert!(late.starts_with("FAIL  job 120.srv: 6 min ago"), "{late}");
+    assert!(late.contains("run 'mpsctl reconcile' as root"), "{late}");
+    assert_eq!(check(&Place::new(fast(1), CONFIG)), "");
+}
