@@ -81,7 +81,7 @@ const MACHINES: [&[(&str, &str)]; 3] = [
             "suite",
             "confined::the_ bounded:: hidden:: evidence:: survivors:: second_look::the_end",
         ),
-        ("mpsd", "as_user:: launch:: members_tests::"),
+        ("mpsd", "as_user:: launch:: members::"),
         ("vm", ""),
     ],
 ];

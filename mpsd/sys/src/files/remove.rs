@@ -301,7 +301,9 @@ mod tests {
         std::fs::create_dir_all(place.path().join("job/.mpsd-moved-2/full")).unwrap();
         std::fs::write(place.path().join("job/.mpsd-moved-3"), b"").unwrap();
         let removed = dir.remove_tree("job", bounds()).unwrap();
-        assert_eq!(removed, 1 + 2 * 3000 + 3);
+        // If the first of those names is emptied before its number comes, a move replaces it.
+        let all = 1 + 2 * 3000 + 3;
+        assert!((all - 1..=all).contains(&removed), "{removed}");
         assert_eq!(dir.names(10).unwrap().len(), 0);
     }
 
