@@ -4,7 +4,7 @@
 //! [`mpsd::job::begin`] has what it does to the node, and in which order.
 #![forbid(unsafe_code)]
 
-use batch::drain::{self, Place};
+use batch::drain::Place;
 use batch::{
     self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
     UserRef,
@@ -14,9 +14,9 @@ use mpsd::cli;
 use mpsd::cli::job_arguments::{Asked, JobArguments};
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
-use mpsd::job::node::{Console, Files as _, Severity};
-use mpsd::job::report::JobOutcome;
-use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
+use mpsd::job::node::{Console, Severity};
+use mpsd::job::outcome::{self, Failing};
+use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::node::{directories, unbegun};
@@ -86,20 +86,20 @@ pub fn main() -> u8 {
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
     let input = job.input(&env, Site::default(), std::io::stdout().is_terminal());
-    let submission = job.submission(&input, &ThisHost);
-    let asked = submission.and_then(|submission| {
-        let settings = || prologue.settings(&submission.node_name(&ThisHost));
-        Ok((job.request_of(&submission, &settings)?, submission))
-    });
-    match asked {
-        Ok((None, _)) => {
+    let submission = match job.submission(&input, &ThisHost) {
+        Ok(submission) => submission,
+        Err(failure) => return prologue.fail_unread(&input, &failure),
+    };
+    let settings = || prologue.settings(&submission.node_name(&ThisHost));
+    match job.request_of(&submission, &settings) {
+        Ok(None) => {
             if prologue.arguments.gone {
                 prologue.clear_before(&input);
             }
             0
         }
-        Ok((Some(asked), submission)) => prologue.guarded(input, &submission, asked),
-        Err(failure) => prologue.fail_early(&input, &failure),
+        Ok(Some(asked)) => prologue.guarded(input, &submission, asked),
+        Err(failure) => prologue.fail(&submission, failure, Deadline::after(RECORD_LIMIT)),
     }
 }
 
@@ -138,7 +138,7 @@ impl Prologue {
             match self.prepare(submission, asked, node, deadline) {
                 Err(failure) if by_site => self.leave_out(submission, &failure),
                 Ok(job) => self.start(input, &job),
-                Err(failure) => self.fail_unprepared(submission, &failure, deadline),
+                Err(failure) => self.fail(submission, failure, deadline),
             }
         })
     }
@@ -249,17 +249,12 @@ impl Prologue {
         0
     }
 
-    /// Reports and records a failure without a prepared job: an unusable configuration or run_dir,
-    /// or an unknown user. It is not drained, and the exit is delayed.
-    fn fail_unprepared(
-        &self,
-        submission: &Submission,
-        failure: &Failure,
-        deadline: Deadline,
-    ) -> u8 {
+    /// Of a refused request, an unusable configuration or run_dir, or an unknown user: the node has
+    /// not been looked at, so it is not drained.
+    fn fail(&self, submission: &Submission, failure: Failure, deadline: Deadline) -> u8 {
         let name = submission.node_name(&ThisHost);
         let settings = self.settings(&name);
-        let is_usable = settings.is_some();
+        let is_recordable = settings.is_some();
         let file = &self.arguments.config;
         let mut settings = settings.unwrap_or_else(|| directories_alone(file, &name));
         let is_usual = settings.state_dir == Settings::default().state_dir;
@@ -268,78 +263,32 @@ impl Prologue {
             // node's.
             settings.reports.keep = 0;
         }
-        let place = place(submission, &settings, &name);
-        let mut node = to_record(&settings);
-        let told = match failure.clone() {
-            Failure::Fault(fault) => fault.to_user(&name).into(),
-            other => other,
+        let user = find_user(&submission.user).ok();
+        let job = Failing {
+            submission,
+            settings: &settings,
+            place: place(submission, &settings, &name),
+            user: user.as_ref(),
+            prepared: None,
+            record: self.arguments.record,
+            is_recordable,
+            awaited: self.arguments.wait != ReturnWhen::Announced,
+            deadline,
         };
-        outcome::say(&mut node, &submission.job, &told);
-        if self.arguments.record && is_usable {
-            outcome::leave_record(&mut node, &submission.job, 0, &told);
-        }
-        // The scheduler's list of nodes shows an unusable configuration, without a drain.
-        if let (Failure::Fault(fault), true) = (failure, settings.drain.enabled)
-            && let Some(line) =
-                drain::remark(&settings.paths, &place, &settings.drain.prefix, fault)
-        {
-            node.log(Severity::Warning, &line);
-        }
-        let requeued = outcome::requeue(&mut node, &place, submission, &settings, failure, false);
-        outcome::tell(&mut node, &place, submission, &told, requeued.as_ref());
-        if self.arguments.wait != ReturnWhen::Announced {
-            outcome::hold(&mut node, submission, deadline);
-        }
-        outcome::exit_code(submission, self.arguments.record, failure)
+        outcome::of_failure(&mut to_record(&settings), &job, &failure.into())
     }
 
-    /// Reports a failure before the node's name is known. It is never drained; a refusal is
-    /// recorded.
-    fn fail_early(&self, input: &Input<'_>, failure: &Failure) -> u8 {
-        let submission = batch::read(input, &ThisHost);
-        if let Ok(submission) = &submission
-            && self.is_left_to_shell(submission, failure)
-        {
-            return 0;
-        }
+    /// Reports a call that names no job: nobody can be told but the caller.
+    fn fail_unread(&self, input: &Input<'_>, failure: &Failure) -> u8 {
         complain(NAME, &failure.to_string());
-        match &submission {
-            // The mother superior makes the same refusal, so the sisters may exit 0.
-            Ok(submission) if outcome::is_left_to_tasks(submission, failure) => return 0,
-            Ok(_) => {}
-            Err(_) => {
-                let is_held = self.arguments.wait != ReturnWhen::Announced;
-                let system =
-                    batch::caller(input).filter(|system| is_held && system.facts().retries_at_once);
-                if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code())
-                {
-                    let budget = self.budget(input, system, &ThisHost.name(), false);
-                    let end = Deadline::after(budget.work);
-                    while end.less(HELD_STEP).sleep(HELD_STEP) {}
-                }
-            }
+        let is_held = self.arguments.wait != ReturnWhen::Announced && !input.terminal;
+        let caller = batch::caller(input).filter(|system| system.facts().retries_at_once);
+        if let (Some(system), true, BROKEN) = (caller, is_held, failure.exit_code()) {
+            let budget = self.budget(input, system, &ThisHost.name(), false);
+            let end = Deadline::after(budget.work);
+            while end.less(HELD_STEP).sleep(HELD_STEP) {}
         }
         failure.exit_code()
-    }
-
-    /// Records a refusal and tells the user, if the configuration is usable. True: the job's own
-    /// shell tells it.
-    fn is_left_to_shell(&self, submission: &Submission, failure: &Failure) -> bool {
-        let name = submission.node_name(&ThisHost);
-        let (Failure::Refusal(_), Some(settings)) = (failure, self.settings(&name)) else {
-            return false;
-        };
-        let place = place(submission, &settings, &name);
-        let to_shell = outcome::is_told_by_shell(submission, failure, &place.site);
-        let uid = find_user(&submission.user).map_or(0, |user| user.uid);
-        let mut node = to_record(&settings);
-        node.keep(JobOutcome::Failed(failure.kind()));
-        let recorded = (self.arguments.record || to_shell)
-            && outcome::leave_record(&mut node, &submission.job, uid, failure);
-        if !(to_shell && recorded) {
-            outcome::tell(&mut node, &place, submission, failure, None);
-        }
-        to_shell && recorded
     }
 }
 

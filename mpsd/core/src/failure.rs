@@ -121,6 +121,15 @@ impl Failure {
         }
     }
 
+    /// What its user is told ([`Fault::to_user`]).
+    #[must_use]
+    pub fn to_user(self, node: &str) -> Self {
+        match self {
+            Self::Fault(fault) => fault.to_user(node).into(),
+            other => other,
+        }
+    }
+
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refusal(_) => EXIT_REFUSED,

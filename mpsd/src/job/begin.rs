@@ -10,7 +10,7 @@ use super::findings::FailedStart;
 use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
-use super::outcome;
+use super::outcome::{self, Failing};
 use super::planned::{Gpus, are_confirmed, make_plan};
 use super::shared;
 use super::spec::Spec;
@@ -54,7 +54,10 @@ pub fn begin<N: Node>(
 ) -> Begun {
     let failed = start(node, job, scheduled, when).err();
     let code = match &failed {
-        Some(failed) => outcome::of_failure(node, job, failed, when != ReturnWhen::Announced),
+        Some(failed) => {
+            let job = Failing::of(job, when != ReturnWhen::Announced);
+            outcome::of_failure(node, &job, failed)
+        }
         None => {
             let lines = node.withdraw_remarks(&job.site);
             lines.iter().for_each(|line| node.log(Severity::Info, line));
@@ -512,7 +515,7 @@ impl Start {
         let mut start = Some(self);
         let detached = node.detach(|node| {
             if let Some(Err(failed)) = start.take().map(|start| start.finish(node, true)) {
-                outcome::of_failure(node, job, &failed, false);
+                outcome::of_failure(node, &Failing::of(job, false), &failed);
             }
         });
         match start {

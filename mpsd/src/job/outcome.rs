@@ -1,7 +1,7 @@
 //! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit
 //! code.
 
-use super::case::Job;
+use super::case::{Job, User};
 use super::evidence;
 use super::findings::FailedStart;
 use super::node::{Node, Severity};
@@ -25,65 +25,110 @@ const HOLD_MARGIN: Duration = Duration::from_secs(1);
 /// against the job.
 pub const UNCOUNTED: u8 = 3;
 
-/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code.
-/// `awaited`: a caller waits for that code. None does in the process that continues after the
-/// prologue returned.
-pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
-    let (submission, failure) = (&job.submission, &failed.failure);
-    let id = &submission.job;
-    let to_shell = is_told_by_shell(submission, failure, &job.site);
-    log(node, id, failure);
-    if !to_shell && !job.by_site {
-        complain(node, id, failure);
+/// What is known of a job whose start failed.
+#[derive(Debug)]
+pub struct Failing<'a> {
+    pub submission: &'a Submission,
+    pub settings: &'a Settings,
+    pub place: Place<'a>,
+    /// `None`: this node does not know its user.
+    pub user: Option<&'a User>,
+    /// It failed after all of this was known, so the node may be at fault.
+    pub prepared: Option<&'a Job>,
+    /// A failure is left on the node for the job's tasks, if its directory there is known.
+    pub record: bool,
+    pub is_recordable: bool,
+    /// A caller waits for the exit code. None does in the process that continues after the prologue
+    /// returned.
+    pub awaited: bool,
+    pub deadline: Deadline,
+}
+
+impl<'a> Failing<'a> {
+    pub fn of(job: &'a Job, awaited: bool) -> Self {
+        Self {
+            submission: &job.submission,
+            settings: &job.settings,
+            place: job.place(),
+            user: Some(&job.user),
+            prepared: Some(job),
+            record: job.record,
+            is_recordable: true,
+            awaited,
+            deadline: job.deadline,
+        }
     }
-    if !job.by_site {
-        let report =
-            JobReport::not_started(id, submission.scheduler, &job.node, &job.user, failure);
+
+    fn uid(&self) -> u32 {
+        self.user.map_or(0, |user| user.uid)
+    }
+}
+
+/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code.
+pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart) -> u8 {
+    let (submission, failure) = (job.submission, &failed.failure);
+    let id = &submission.job;
+    let told = &failure.clone().to_user(job.place.node);
+    let by_site = job.prepared.is_some_and(|job| job.by_site);
+    let to_shell = is_told_by_shell(submission, failure, &job.place.site);
+    log(node, id, failure);
+    if !to_shell && !by_site {
+        complain(node, id, told);
+    }
+    if let Some(user) = job.user.filter(|_| !by_site) {
+        let (scheduler, name) = (submission.scheduler, job.place.node);
+        let report = JobReport::not_started(id, scheduler, name, user, told);
         node.keep(JobOutcome::Refused(&report));
     }
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
-    evidence::of_silent_nvml(node, job.drain_target(Vec::new()));
-    let drained = drain_for(node, job, failed);
+    let drained = job.prepared.is_some_and(|job| drain_for(node, job, failed));
     if failed.job_ended {
         return failure.exit_code();
     }
-    if job.by_site {
-        leave_out(node, id, job.user.uid, failure);
+    if by_site {
+        leave_out(node, id, job.uid(), failure);
         return 0;
     }
     // A node that is drained already must not be taken down as well.
     let to_tasks =
         is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
-    let recorded =
-        (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
+    let recorded = (job.record || to_tasks || to_shell)
+        && job.is_recordable
+        && leave_record(node, id, job.uid(), told);
     if to_tasks || (to_shell && recorded) {
         return 0;
     }
     if to_shell {
-        complain(node, id, failure);
+        complain(node, id, told);
     }
     // Requeue first, because the controller may take all the time that is left.
-    let lost = job.record && !recorded;
-    let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
-    tell(node, &job.place(), submission, failure, requeued.as_ref());
+    let lost = job.record && job.is_recordable && !recorded;
+    let requeued = requeue(node, job, failure, lost);
+    tell(node, &job.place, submission, told, requeued.as_ref());
     let is_back = requeued.is_some_and(|done| done.failed.is_none());
     // Under other schedulers the exit code keeps the script from starting.
     if lost && !is_back && policy(submission).requeue {
         end_script(node, job);
     }
-    if awaited && failure.kind() != FailureKind::Refusal && !drained {
+    if job.awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.record, failure);
-    // The job waits for this node, and neither a hold nor a drain tells the administrator.
-    if code == UNCOUNTED && !drained && job.settings.drain.enabled {
-        let line = node.remark(&job.place(), &job.settings.drain.prefix, failure);
+    // Neither a hold nor a drain tells the administrator that the job waits for this node, or that
+    // its configuration is unusable.
+    let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
+    if is_unseen && !drained && job.settings.drain.enabled {
+        let line = node.remark(&job.place, &job.settings.drain.prefix, failure);
         line.iter()
             .for_each(|line| node.log(Severity::Warning, line));
     }
     code
+}
+
+fn is_misconfigured(failure: &Failure) -> bool {
+    matches!(failure, Failure::Fault(fault) if !fault.drains())
 }
 
 /// The job did not ask, so it runs as if there were no MPS. Its record says why.
@@ -114,7 +159,7 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
 /// Tells the job's user; the tasks of a step tell it themselves. It tells aloud if no task can: in
 /// an allocation, which starts none by itself, and after a fault, which ends the job before its
 /// tasks start. `requeued`: the state of a job that was to go back into its queue.
-pub fn tell(
+fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
     submission: &Submission,
@@ -166,7 +211,7 @@ fn said(node: &mut impl Node, submission: &Submission, told: Result<(), String>)
 }
 
 /// Whether the job's tasks are told instead of its scheduler (see [`ExitPolicy::left_to_tasks`]).
-pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
+fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
     policy(submission).left_to_tasks && failure.kind() != FailureKind::Fault
 }
 
@@ -174,19 +219,13 @@ pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
 /// [`BatchSystem::tells_refusals`]).
 ///
 /// [`BatchSystem::tells_refusals`]: batch::BatchSystem::tells_refusals
-pub fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
+fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
     let system = batch::of(submission.scheduler);
     failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, site, &ThisHost)
 }
 
 fn policy(submission: &Submission) -> ExitPolicy {
     batch::of(submission.scheduler).exit_policy(submission)
-}
-
-/// Says why `job` has no MPS, to the caller and in the node's log.
-pub fn say(node: &mut impl Node, job: &JobId, failure: &Failure) {
-    complain(node, job, failure);
-    log(node, job, failure);
 }
 
 fn complain(node: &mut impl Node, job: &JobId, failure: &Failure) {
@@ -214,6 +253,7 @@ pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
 
 /// Whether the node is drained now, for the failure itself or for what its rollback found.
 fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
+    evidence::of_silent_nvml(node, job.drain_target(Vec::new()));
     let own = match &failed.failure {
         Failure::Fault(fault) => Some(fault),
         Failure::Refusal(_) | Failure::Undetermined(_) => None,
@@ -234,27 +274,24 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
 /// its state there. After a fault the plugin fails the prolog by the record, which puts the job
 /// back. We do it if the record is `lost`, or if the fault drains no node, such as an unusable
 /// configuration.
-pub fn requeue(
+fn requeue(
     node: &mut impl Node,
-    place: &Place<'_>,
-    submission: &Submission,
-    settings: &Settings,
+    job: &Failing<'_>,
     failure: &Failure,
     lost: bool,
 ) -> Option<Requeued> {
-    let ours = policy(submission).requeue && settings.slurm.requeue;
+    let slurm = &job.settings.slurm;
+    let ours = policy(job.submission).requeue && slurm.requeue;
     let wanted = match failure {
         Failure::Undetermined(_) => true,
-        Failure::Fault(fault) => lost || !fault.drains(),
+        Failure::Fault(_) => lost || is_misconfigured(failure),
         Failure::Refusal(_) => false,
     };
     if !ours || !wanted {
         return None;
     }
-    let id = &submission.job;
-    let done = node
-        .controller(place)
-        .requeue(id, settings.slurm.requeue_limit);
+    let id = &job.submission.job;
+    let done = node.controller(&job.place).requeue(id, slurm.requeue_limit);
     let text = match &done {
         Ok(Requeued {
             failed: None,
@@ -283,9 +320,9 @@ pub fn requeue(
 /// Ends a script that would run without its MPS: no record could be left for its task, and the
 /// flags of its submission may be missing there. A step brings its flags, and its own start fails
 /// (docs/facts/slurm.md#options).
-fn end_script(node: &mut impl Node, job: &Job) {
+fn end_script(node: &mut impl Node, job: &Failing<'_>) {
     let id = &job.submission.job;
-    let text = match node.controller(&job.place()).end_script(id) {
+    let text = match node.controller(&job.place).end_script(id) {
         Ok(false) => return,
         Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),
         Err(why) => {
@@ -301,7 +338,7 @@ fn end_script(node: &mut impl Node, job: &Job) {
 /// [`retries_at_once`]). An interactive job is aborted instead.
 ///
 /// [`retries_at_once`]: batch::SystemFacts::retries_at_once
-pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
+fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
     if submission.interactive || !batch::of(submission.scheduler).facts().retries_at_once {
         return;
     }
@@ -320,9 +357,9 @@ pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failu
     // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration
     // does not drain.
     record.of_node = !failure.may_be_users();
-    record.kind = Some(match failure {
-        Failure::Fault(fault) if !fault.drains() => FailureKind::Undetermined,
-        other => other.kind(),
+    record.kind = Some(match is_misconfigured(failure) {
+        true => FailureKind::Undetermined,
+        false => failure.kind(),
     });
     let written = node
         .open_job(job)
