@@ -2,7 +2,7 @@
 
 use batch::Scheduler;
 use mpsd::job;
-use mpsd::job::outcome::{UNCOUNTED, exit_code, leave_record};
+use mpsd::job::outcome::{Failing, UNCOUNTED, exit_code, leave_record, of_failure};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
@@ -129,6 +129,37 @@ fn a_node_that_fails_a_start_shows_why_unless_the_site_drains_nothing() {
         let begun = Sim::new(&world, Trouble::UndeterminedAt(0)).begun(&scenario);
         assert_eq!(begun.code, UNCOUNTED);
         assert_eq!(world.borrow().remarks.len(), shown, "{config}");
+    }
+}
+
+/// Its file may name no directory, or another node's.
+#[test]
+fn an_unusable_configuration_is_shown_drains_nothing_and_leaves_no_record_in_a_place_not_known() {
+    for (is_recordable, scheduler) in [
+        (false, Scheduler::Torque),
+        (true, Scheduler::Torque),
+        (false, Scheduler::OpenPbs),
+    ] {
+        let scenario = Scenario::new("unusable", "MPS=true", 1)
+            .of(scheduler, false)
+            .recorded();
+        let job = scenario.job().expect("job");
+        let known = Failing {
+            prepared: None,
+            is_recordable,
+            ..Failing::of(&job, true)
+        };
+        let failure = Failure::from(Fault::new(Evidence::Configuration, "mpsd.toml", "no"));
+        let world = shared(&before(&scenario));
+        let code = of_failure(&mut Sim::well(&world), &known, &failure.into());
+        let expected = match scheduler {
+            Scheduler::OpenPbs => UNCOUNTED,
+            _ => 2,
+        };
+        let world = world.borrow();
+        let done = (code, world.remarks.len(), world.drained);
+        assert_eq!(done, (expected, 1, 0), "{scheduler}");
+        assert_eq!(world.record(&scenario.id()).is_some(), is_recordable);
     }
 }
 
