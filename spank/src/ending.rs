@@ -8,7 +8,7 @@
 
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::PluginState;
-use crate::stepd::{self, StepKind};
+use crate::step::{self, StepKind};
 use mpsd_core::advice::{self, Facts};
 use mpsd_core::deadline::Deadline;
 use mpsd_core::killed::KilledTask;
@@ -47,7 +47,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         note_killed(slurm, node, status, &mps);
     }
     // A user who did not ask reads nothing of MPS.
-    if mps.record.unasked.is_some() && (stepd::is_component(slurm) || !state.asks()) {
+    if mps.record.unasked.is_some() && (step::is_component(slurm) || !state.asks()) {
         return;
     }
     if status.is_some() {
@@ -116,7 +116,7 @@ fn notice(slurm: &dyn Slurm, text: &str) {
 /// Notes what nothing else shows: NVIDIA's log has a killed client as a client that ended. The
 /// client may be a child of the noted task.
 fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
-    let step = match stepd::kind(slurm) {
+    let step = match step::kind(slurm) {
         Some(StepKind::Step(number)) => Some(number),
         _ => None,
     };
@@ -163,9 +163,9 @@ fn last_words(
 
 /// Whether this is the script, or a step that no script began.
 fn ends_job(slurm: &dyn Slurm) -> bool {
-    match stepd::kind(slurm) {
-        Some(StepKind::Step(_)) => !stepd::is_of_script(slurm),
-        _ => stepd::is_script(slurm),
+    match step::kind(slurm) {
+        Some(StepKind::Step(_)) => !step::is_of_script(slurm),
+        _ => step::is_script(slurm),
     }
 }
 
@@ -193,7 +193,7 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
         (is_own && mps.record.state == RecordState::Ready).then_some(mps)
     };
     let job = slurm.job()?;
-    let own = || match stepd::kind(slurm)? {
+    let own = || match step::kind(slurm)? {
         StepKind::Step(number) if state.step.own_daemon => {
             of(&job.step(&number.to_string()).ok()?)
         }

@@ -36,7 +36,7 @@ pub enum Item {
     JobGid = 1,
     /// For a het job the component.
     JobId = 2,
-    /// Also numbers that are no step: [`crate::stepd`].
+    /// Also numbers that are no step: [`crate::step`].
     StepId = 3,
     /// Tasks of the step on this node.
     LocalTasks = 6,

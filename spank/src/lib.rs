@@ -2,8 +2,8 @@
 //! environment.
 //!
 //! `sys` is Slurm's ABI, and calls `plugin`. `plugin` hands each callback to the module of the
-//! program that Slurm runs: `submission` (srun, sbatch, salloc), `job_script` (job_prolog and
-//! job_epilog), `stepd` and `ending` (slurmstepd, root), `task` (its forked child, the user).
+//! program that Slurm runs: `submission` (srun, sbatch, salloc), `job_prolog` (job_prolog and
+//! job_epilog), `step` and `ending` (slurmstepd, root), `task` (its forked child, the user).
 //!
 //! No NVML, no CUDA, no threads. `slurm_spank_init` makes all state: one process may load, unload
 //! and load the plugin again.
@@ -11,11 +11,11 @@
 
 mod ending;
 mod handle;
-mod job_script;
+mod job_prolog;
 mod oci;
 mod plugin;
 mod state;
-mod stepd;
+mod step;
 mod submission;
 #[allow(unsafe_code)]
 mod sys;

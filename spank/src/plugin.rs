@@ -2,7 +2,7 @@
 
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
 use crate::state::PluginState;
-use crate::{ending, job_script, stepd, submission, task};
+use crate::{ending, job_prolog, step, submission, task};
 use mpsd_core::plugin_line::{Arguments, Scope};
 use mpsd_core::request::Key;
 
@@ -39,21 +39,21 @@ pub fn call(
             init(slurm, state, context);
         }
         (Callback::InitPostOpt, Local | Allocator) => return submission::check(slurm, state),
-        (Callback::InitPostOpt, Remote) => stepd::begin(slurm, node, state),
+        (Callback::InitPostOpt, Remote) => step::begin(slurm, node, state),
         (Callback::JobProlog, _) => match Arguments::parse(words) {
             Ok(arguments) if arguments.scope != Scope::Step => {
-                return job_script::prolog(slurm, node, &arguments);
+                return job_prolog::prolog(slurm, node, &arguments);
             }
             _ => {}
         },
         // Also under scope=step, because a killed slurmstepd leaves its step's daemon. If the line
         // is invalid, clean up with the defaults: jobs from before the edit still end.
         (Callback::JobEpilog, _) => {
-            job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
+            job_prolog::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
         }
         (Callback::TaskInit, Remote) => return task::begin(slurm, node, state),
         (Callback::TaskExit, Remote) => ending::of_task(slurm, node, state),
-        (Callback::Exit, Remote) => stepd::end(slurm, node, state),
+        (Callback::Exit, Remote) => step::end(slurm, node, state),
         _ => {}
     }
     Verdict::Continue

@@ -8,7 +8,7 @@
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::oci;
 use crate::state::PluginState;
-use crate::stepd::{self, StepKind};
+use crate::step::{self, StepKind};
 use crate::unplugged;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
@@ -30,7 +30,7 @@ const NO_GPU: &str =
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Verdict {
-    let (Some(kind), Some(job)) = (stepd::kind(slurm), slurm.job()) else {
+    let (Some(kind), Some(job)) = (step::kind(slurm), slurm.job()) else {
         return Verdict::Continue;
     };
     unplugged::restore(slurm);
@@ -170,7 +170,7 @@ impl NewTask<'_> {
         };
         // srun gives the last component's flags to the steps of all (22.05, seen). Each gets what
         // its own job asked for.
-        let has_flags = !stepd::is_component(self.slurm);
+        let has_flags = !step::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::of_task)?;
         let is_left_out = arguments.scope == Scope::Step && self.kind == StepKind::Job;
@@ -183,7 +183,7 @@ impl NewTask<'_> {
                 // Warnings mean that the job asked. Then it has our task prolog, and a component
                 // with other flags may run it.
                 let mut changes = self.without_mps(has_flags);
-                let is_script = stepd::is_script(self.slurm);
+                let is_script = step::is_script(self.slurm);
                 changes.extend(unplugged::handed_back(self.slurm, is_script));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
                     true => Ok(changes),
@@ -345,7 +345,7 @@ impl NewTask<'_> {
     }
 
     fn marked(&self, mut changes: Vec<Change>) -> Vec<Change> {
-        changes.extend((!stepd::is_script(self.slurm)).then(|| unplugged::mark(self.slurm)));
+        changes.extend((!step::is_script(self.slurm)).then(|| unplugged::mark(self.slurm)));
         changes
     }
 
@@ -386,7 +386,7 @@ impl NewTask<'_> {
         let is_first = match self.kind {
             StepKind::Job => true,
             StepKind::Step(number) => {
-                *self.job != record.job || number == 0 && !stepd::is_of_script(self.slurm)
+                *self.job != record.job || number == 0 && !step::is_of_script(self.slurm)
             }
         };
         is_first && self.slurm.is_first_task()
@@ -394,8 +394,8 @@ impl NewTask<'_> {
 
     /// Shows the record's warnings once a node, and what its user's script should not do.
     fn warn(&self, record: &Record) {
-        if self.kind == StepKind::Job && stepd::is_script(self.slurm) && self.state.asks() {
-            let script = stepd::script(self.slurm, self.node);
+        if self.kind == StepKind::Job && step::is_script(self.slurm) && self.state.asks() {
+            let script = step::script(self.slurm, self.node);
             for line in script::advice(&script.unwrap_or_default(), record) {
                 let line = format!("job {}: warning: {line}", record.job);
                 self.slurm.log(Level::Notice, &line);

@@ -30,7 +30,7 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
     let request = match &settings {
         _ if !by_site => request,
         // A job without GPUs must cost no more than any other.
-        Ok(settings) if has_gpus(slurm) && is_automatic(slurm, settings) => {
+        Ok(settings) if has_gpus(slurm) && site_brings_in(slurm, settings) => {
             Request::new(settings.defaults.mode).to_string()
         }
         _ => return Verdict::Continue,
@@ -123,7 +123,7 @@ fn has_gpus(slurm: &dyn Slurm) -> bool {
     gpus.is_some_and(|gpus| !gpus.is_empty())
 }
 
-fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
+fn site_brings_in(slurm: &dyn Slurm, settings: &Settings) -> bool {
     let site = &settings.slurm;
     // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).
     let gres = site.auto_gres && slurm.process_env(THREADS).is_some();

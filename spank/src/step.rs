@@ -1,10 +1,11 @@
-//! A step's own daemon: `srun --mps` in an allocation that was made without it.
+//! The step of this slurmstepd: what it is, and its own daemon (`srun --mps` in an allocation that
+//! was made without it).
 //!
-//! The step's slurmstepd starts it as root before its tasks and ends it in its exit callback. If
-//! slurmstepd is killed, job_epilog cleans up.
+//! slurmstepd starts the daemon as root before the tasks and ends it in its exit callback. If it
+//! is killed, job_epilog cleans up.
 
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
-use crate::job_script::{self, program};
+use crate::job_prolog::{self, program};
 use crate::state::{PluginState, StepState};
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
@@ -66,7 +67,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let (Some(kind), Ok(line)) = (kind(slurm), &state.line) else {
         return;
     };
-    let settings = job_script::settings(slurm, node, line);
+    let settings = job_prolog::settings(slurm, node, line);
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
@@ -95,7 +96,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                             let sluid = node.sluid().map(|sluid| ("SLURM_JOB_SLUID".into(), sluid));
                             program.environment.extend(sluid);
                             let result = run(slurm, node, number, &program);
-                            state.step.failure = job_script::failure(&result);
+                            state.step.failure = job_prolog::failure(&result);
                             state.step.own_daemon = true;
                         }
                         Err(why) => state.step.failure = Some(why),
@@ -221,7 +222,7 @@ fn own_daemon(
 
 fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> ProgramResult {
     let job = slurm.item(Item::JobId).unwrap_or_default();
-    job_script::run(slurm, node, &format!("step {job}.{number}"), program)
+    job_prolog::run(slurm, node, &format!("step {job}.{number}"), program)
 }
 
 /// `exit` in slurmstepd: ends the step's own daemon.
