@@ -210,10 +210,10 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
                 "rm /var/spool/torque/mom_priv/jobs/{}.JB; mpsctl reconcile",
                 forgotten.id
             ));
-            let members = c.nodes[0].sh("cat /run/mpsd/shared/.*.members");
+            let sharers = c.nodes[0].sh("cat /run/mpsd/shared/.*.sharers");
             assert!(
-                members.contains(&jobs[1].id) && !members.contains(&forgotten.id),
-                "{members}"
+                sharers.contains(&jobs[1].id) && !sharers.contains(&forgotten.id),
+                "{sharers}"
             );
         }
         assert_eq!(shared_daemon(c, &jobs[1]), daemon);
@@ -299,7 +299,7 @@ fn a_job_waits_for_the_slow_begin_of_another() {
     let begins_it = wait_until(Duration::from_secs(30), || {
         c.nodes[0]
             .sh("ls -A /run/mpsd/shared || :")
-            .contains(".members")
+            .contains(".sharers")
     });
     assert!(begins_it, "it does not begin");
     begins(&mut c, &jobs[1]);

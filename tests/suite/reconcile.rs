@@ -446,7 +446,7 @@ fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
     let list = site
         .place
         .directory("run/shared")
-        .join(format!(".{id}.members"));
+        .join(format!(".{id}.sharers"));
     fs::write(&list, "no list").expect("a list");
     site.reconcile()
         .exits(2)

@@ -70,8 +70,8 @@ fn assert_served(world: &Node, job: &Scenario, name: &str) {
     }
     let runs = world.has_process(&mps, |process| process.role == Role::Control);
     assert!(runs, "{name}: job {id} has lost its MPS");
-    let members = world.text(&paths().job(&mps).members()).unwrap_or_default();
-    assert!(members.contains(id.as_str()), "{name}: {id} in {members}");
+    let sharers = world.text(&paths().job(&mps).sharers()).unwrap_or_default();
+    assert!(sharers.contains(id.as_str()), "{name}: {id} in {sharers}");
 }
 
 fn reconcile(world: &Node) {
@@ -229,7 +229,7 @@ fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
         for job in [&one, &two] {
             Sim::well(&world).begin(job).expect("it begins");
         }
-        let (mps, list) = (one.mps_id(), paths().job(&one.mps_id()).members());
+        let (mps, list) = (one.mps_id(), paths().job(&one.mps_id()).sharers());
         let listed = world.borrow().files[&list].clone();
         assert!(Sim::well(&world).end(&one).is_clean());
         world.borrow_mut().files.insert(list, listed);
@@ -252,7 +252,7 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
         drop(
             world
                 .files
-                .remove(&paths().job(&jobs()[0].mps_id()).members()),
+                .remove(&paths().job(&jobs()[0].mps_id()).sharers()),
         )
     };
     for (end, is_left) in [
@@ -297,7 +297,7 @@ fn a_job_ends_at_every_point_of_anothers_begin_of_an_mps_that_had_ended() {
         let (met, ends, begins) = (Rc::new(Cell::new(None)), one.clone(), two.id());
         let said = Rc::clone(&met);
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            let list = world.borrow().text(&paths().job(&ends.mps_id()).members());
+            let list = world.borrow().text(&paths().job(&ends.mps_id()).sharers());
             let is_listed = list.is_some_and(|list| list.contains(begins.as_str()));
             said.set(Some((is_listed, act(&mut Sim::well(world), End, &ends))));
         });

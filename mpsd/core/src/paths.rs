@@ -161,8 +161,8 @@ impl JobPaths {
     }
 
     /// The list of the jobs that share this MPS, root 0644. It outlives the directory.
-    pub fn members(&self) -> PathBuf {
-        self.beside("members")
+    pub fn sharers(&self) -> PathBuf {
+        self.beside("sharers")
     }
 
     fn beside(&self, what: &str) -> PathBuf {

@@ -100,8 +100,8 @@ impl Running {
 }
 
 /// The processes that each of `commands` has started.
-pub fn members<'a>(commands: impl IntoIterator<Item = &'a Running>) -> Vec<Vec<i32>> {
-    family::members(commands.into_iter().map(|command| &command.0))
+pub fn processes<'a>(commands: impl IntoIterator<Item = &'a Running>) -> Vec<Vec<i32>> {
+    family::processes(commands.into_iter().map(|command| &command.0))
 }
 
 /// The keeper's part: runs `task` until it has ended, its time is up, or `end` can be read.

@@ -74,15 +74,15 @@ impl Comeback {
         events: &mut Events,
         observer: &mut Observer,
     ) {
-        let members = spec.sharers();
+        let sharers = spec.sharers();
         let Some(at) = running.iter().position(|daemon| daemon.child.pid() == told) else {
             return;
         };
-        if members.is_empty() {
+        if sharers.is_empty() {
             return;
         }
         let by = quitter(spec).map_or_else(
-            || format!("a program of one of its jobs ({})", list(&members)),
+            || format!("a program of one of its jobs ({})", list(&sharers)),
             |job| format!("job {job}"),
         );
         let leaving = running.remove(at);

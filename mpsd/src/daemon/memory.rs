@@ -48,11 +48,11 @@ impl JobLimits {
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all
     /// jobs here.
     fn of(&self, job: Option<&JobId>, gpu: &GpuUuid) -> Option<u64> {
-        let is_its = |member: &JobId| job.is_some_and(|job| member.belongs_to(job));
-        let hides = !self.0.iter().any(|(member, _)| is_its(member));
-        let members = self.0.iter().filter(|(member, _)| hides || is_its(member));
+        let is_its = |sharer: &JobId| job.is_some_and(|job| sharer.belongs_to(job));
+        let hides = !self.0.iter().any(|(sharer, _)| is_its(sharer));
+        let sharers = self.0.iter().filter(|(sharer, _)| hides || is_its(sharer));
         let limits =
-            members.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
+            sharers.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
         limits.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 }
@@ -264,11 +264,11 @@ mod tests {
     #[test]
     fn a_client_of_a_shared_mps_has_the_limit_of_its_job_and_one_that_hides_the_highest() {
         let [gpu, other] = ["GPU-01", "GPU-02"].map(|gpu| GpuUuid::parse(gpu).unwrap());
-        let member = |(job, ranks): (&str, &[u64])| {
+        let sharer = |(job, ranks): (&str, &[u64])| {
             let ranks: Vec<_> = ranks.iter().map(|mib| vec![(gpu.clone(), *mib)]).collect();
             (JobId::parse(job).unwrap(), highest(&ranks))
         };
-        let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(member).collect());
+        let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(sharer).collect());
         let limited = jobs(&[("7", &[1024, 2048, 512]), ("8.0", &[4096])]);
         let of = |all: &JobLimits, job: &str, gpu| all.of(JobId::parse(job).ok().as_ref(), gpu);
         assert_eq!(
@@ -298,7 +298,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        put(&paths.job(&id).members(), r#"["7","8"]"#);
+        put(&paths.job(&id).sharers(), r#"["7","8"]"#);
         let job = |job: &str| JobId::parse(job).unwrap();
         let mut record = Record::closed(job("7"), 0, RecordState::Ready, String::new());
         record.rank_memory = vec![vec![(gpu.clone(), 1024)]];
@@ -312,7 +312,7 @@ mod tests {
             ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
             [Some(1024), None]
         );
-        put(&paths.job(&id).members(), r#"["7","9"]"#);
+        put(&paths.job(&id).sharers(), r#"["7","9"]"#);
         let of_hidden = JobLimits::read(&spec).of(None, &gpu);
         assert_eq!(of_hidden, Some(1024), "a job that has left lifts no limit");
     }

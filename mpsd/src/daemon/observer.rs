@@ -76,7 +76,7 @@ struct JobsOfClients {
     known: BTreeMap<i32, JobId>,
     paths: Paths,
     /// Root's list of the jobs.
-    members: PathBuf,
+    sharers: PathBuf,
 }
 
 impl JobsOfClients {
@@ -85,7 +85,7 @@ impl JobsOfClients {
         Some(Self {
             known: BTreeMap::new(),
             paths: spec.paths(),
-            members: spec.members()?,
+            sharers: spec.sharers_file()?,
         })
     }
 
@@ -98,7 +98,7 @@ impl JobsOfClients {
         let name = Process::find(client).and_then(|process| cgroup_name(&process));
         let record = |job: &JobId| self.paths.job(job).record();
         let by_sluid =
-            |sluid: &str| record::by_sluid(record, record::sharers(&self.members), sluid);
+            |sluid: &str| record::by_sluid(record, record::sharers(&self.sharers), sluid);
         let job = name.and_then(|name| name.job(&by_sluid));
         self.known.extend(job.map(|job| (client, job)));
     }
@@ -502,7 +502,7 @@ mod tests {
             let jobs = jobs.map(|jobs| JobsOfClients {
                 known: jobs.iter().map(job).collect(),
                 paths: Paths::new("/x", ""),
-                members: PathBuf::new(),
+                sharers: PathBuf::new(),
             });
             let observer = Observer {
                 jobs,
@@ -520,7 +520,7 @@ mod tests {
             jobs: Some(JobsOfClients {
                 known: BTreeMap::from([(i32::MAX, JobId::parse("12").unwrap())]),
                 paths: Paths::new("/x", ""),
-                members: PathBuf::new(),
+                sharers: PathBuf::new(),
             }),
             ..Observer::default()
         };

@@ -299,11 +299,11 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     Ok(())
 }
 
-/// Begins the MPS of `plan`, which the job of `member` is the first to share. Returns its journal.
+/// Begins the MPS of `plan`, which the job of `sharer` is the first to share. Returns its journal.
 /// The caller has made its directory, and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
-    member: &Start,
+    sharer: &Start,
     plan: &Plan,
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
@@ -323,14 +323,14 @@ fn begin_shared(
             gpus,
             minors: plan.minors.clone(),
             daemons: daemons.clone(),
-            ..member.journal.clone()
+            ..sharer.journal.clone()
         },
         spec: Spec {
             job: job.to_string(),
             daemons,
             // Its GPU may have other jobs of the user.
             outside: false,
-            ..member.spec.clone()
+            ..sharer.spec.clone()
         },
         record: plan.record.clone(),
         shared: Vec::new(),
@@ -342,12 +342,12 @@ fn begin_shared(
         began: Instant::now(),
         held,
     };
-    let member = &member.journal.job;
+    let sharer = &sharer.journal.job;
     start.or_undo(node, |start, node| {
         start.carry_out(node)?;
         Ok(start.prove(node)?)
     })?;
-    let line = format!("shared MPS {job}: begun for job {member}");
+    let line = format!("shared MPS {job}: begun for job {sharer}");
     node.log(Severity::Info, &line);
     Ok(start.journal)
 }

@@ -290,9 +290,9 @@ pub trait Members {
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
     /// Does what the rung says to [`Members::own`], and returns those that the kernel still has.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// Ends the clients that the job of `member` has at the daemons of `shared`, as its user. If
+    /// Ends the clients that the job of `sharer` has at the daemons of `shared`, as its user. If
     /// one stays, the scheduler kills it.
-    fn end_clients(&mut self, shared: &Journal, member: &Journal);
+    fn end_clients(&mut self, shared: &Journal, sharer: &Journal);
     /// The living threads of a process; `None` if it is gone, or cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
     /// The waiting threads of all users; `None` if one of them cannot be read in time.

@@ -35,11 +35,11 @@ pub(super) fn join<N: Node>(
 ) -> Result<Journal, FailedStart> {
     for _ in 0..TRIES {
         let held = node.open_job(id)?;
-        let mut members = node.read_members(id)?;
+        let mut sharers = node.read_sharers(id)?;
         let journal = node.read_journal(id)?;
         let is_up = journal.as_ref().is_some_and(|journal| is_up(node, journal));
-        if members.insert(job.clone()) {
-            node.write_members(id, &members)?;
+        if sharers.insert(job.clone()) {
+            node.write_sharers(id, &sharers)?;
         }
         let Some(mut journal) = journal else {
             return begin(node, held);
@@ -47,8 +47,8 @@ pub(super) fn join<N: Node>(
         if is_up {
             return Ok(journal);
         }
-        members.remove(job);
-        journal.sharers.extend(members);
+        sharers.remove(job);
+        journal.sharers.extend(sharers);
         let line = format!("shared MPS {id}: it has ended: taken down, and begun again");
         node.log(Severity::Info, &line);
         let why = "what is left of it cannot be taken down";
@@ -72,7 +72,7 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
 /// one that took its place after a job told it to quit. Without a list the end of the MPS has
 /// begun.
 pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
-    if !node.is_there(&node.job_files(&journal.job).members()) {
+    if !node.is_there(&node.job_files(&journal.job).sharers()) {
         return false;
     }
     let serves = |m: &Member| m.role == Role::Control && !m.is_defunct() && m.state != 'T';
@@ -81,29 +81,29 @@ pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     node.own(journal).iter().any(serves) || was_up && node.members(journal).iter().any(serves)
 }
 
-/// Takes the job of `member` out of its user's MPS on `gpu`, and ends its clients there. The last
+/// Takes the job of `sharer` out of its user's MPS on `gpu`, and ends its clients there. The last
 /// job ends the MPS, by `undo`, with `time` for its ladder.
 pub(super) fn leave<N: Node>(
     node: &mut N,
-    member: &Journal,
+    sharer: &Journal,
     gpu: &GpuUuid,
     time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
 ) -> Findings {
-    let id = JobId::shared(member.uid, gpu);
-    take_out(node, &id, Some(member), time, undo)
+    let id = JobId::shared(sharer.uid, gpu);
+    take_out(node, &id, Some(sharer), time, undo)
 }
 
-/// Takes `member` out of the list of `id`, and all jobs that do not share it.
+/// Takes `sharer` out of the list of `id`, and all jobs that do not share it.
 pub(super) fn take_out<N: Node>(
     node: &mut N,
     id: &JobId,
-    member: Option<&Journal>,
+    sharer: Option<&Journal>,
     time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
 ) -> Findings {
     let mut findings = Findings::default();
-    let done = try_take_out(node, id, member, time, undo, &mut findings);
+    let done = try_take_out(node, id, sharer, time, undo, &mut findings);
     findings.take(done);
     findings
 }
@@ -111,7 +111,7 @@ pub(super) fn take_out<N: Node>(
 fn try_take_out<N: Node>(
     node: &mut N,
     id: &JobId,
-    member: Option<&Journal>,
+    sharer: Option<&Journal>,
     time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
     findings: &mut Findings,
@@ -119,7 +119,7 @@ fn try_take_out<N: Node>(
     if !node.has_shared(id) {
         return Ok(());
     }
-    let leaves = member.map(|member| &member.job);
+    let leaves = sharer.map(|sharer| &sharer.job);
     let begins = begins(node, id, leaves);
     let moment = MOMENT.min(node.settings().ends.remaining() / 6);
     let held = match begins {
@@ -135,12 +135,12 @@ fn try_take_out<N: Node>(
         return Ok(());
     }
     let _held = held?;
-    let before = node.read_members(id)?;
-    let mut members = before.clone();
-    members.retain(|job| Some(job) != leaves && shares(node, job, id));
+    let before = node.read_sharers(id)?;
+    let mut sharers = before.clone();
+    sharers.retain(|job| Some(job) != leaves && shares(node, job, id));
     let shared = node.read_journal(id)?;
-    if members.is_empty() {
-        node.write_members(id, &members)?;
+    if sharers.is_empty() {
+        node.write_sharers(id, &sharers)?;
         return match shared {
             Some(mut shared) => {
                 shared.sharers.extend(before);
@@ -154,18 +154,18 @@ fn try_take_out<N: Node>(
         };
     }
     if let Some(shared) = &shared {
-        if let Some(member) = member {
-            node.end_clients(shared, member);
+        if let Some(sharer) = sharer {
+            node.end_clients(shared, sharer);
         }
         sweep(node, shared, findings);
         remember_hang(node, shared, &before);
     }
-    if members != before {
-        let gone: Vec<&str> = before.difference(&members).map(JobId::as_str).collect();
+    if sharers != before {
+        let gone: Vec<&str> = before.difference(&sharers).map(JobId::as_str).collect();
         findings
             .notes
             .push(format!("job {} has left shared MPS {id}", gone.join(", ")));
-        match node.write_members(id, &members) {
+        match node.write_sharers(id, &sharers) {
             // An end needs no room.
             Err(Failure::Undetermined(why)) => findings.notes.push(format!(
                 "the jobs of shared MPS {id} are listed again at the next end: {why}"
@@ -182,8 +182,8 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
     if !node.is_held(id) {
         return false;
     }
-    let members = node.look_at_members(id).unwrap_or_default();
-    let mut others = members.iter().filter(|job| Some(*job) != leaves);
+    let sharers = node.look_at_sharers(id).unwrap_or_default();
+    let mut others = sharers.iter().filter(|job| Some(*job) != leaves);
     others.any(|job| shares(node, job, id) && !node.is_ready(job))
 }
 

@@ -58,13 +58,13 @@ impl Spec {
     }
 
     /// Root's list of the jobs that share the daemons; `None`: they are one job's.
-    pub fn members(&self) -> Option<PathBuf> {
+    pub fn sharers_file(&self) -> Option<PathBuf> {
         let shared = JobId::parse(&self.job).ok().filter(JobId::is_shared)?;
-        Some(self.paths().job(&shared).members())
+        Some(self.paths().job(&shared).sharers())
     }
 
     pub fn sharers(&self) -> BTreeSet<JobId> {
-        let list = self.members();
+        let list = self.sharers_file();
         list.map_or_else(BTreeSet::new, |list| record::sharers(&list))
     }
 

@@ -41,7 +41,7 @@ const REMOVE_TIME: Duration = Duration::from_secs(5);
 const KEPT: Duration = Duration::from_millis(500);
 
 /// The jobs that share an MPS.
-type Members = BTreeSet<JobId>;
+type Sharers = BTreeSet<JobId>;
 
 /// `x` of `.x.lock`.
 fn locked(name: &str) -> Option<&str> {
@@ -222,35 +222,35 @@ pub trait Store: Files {
 
     /// Whether there is a directory, a lock or a list of a shared MPS.
     fn has_shared(&self, id: &JobId) -> bool {
-        let is_listed = self.is_there(&self.job_files(id).members());
+        let is_listed = self.is_there(&self.job_files(id).sharers());
         is_listed || self.has_directory(id) || self.has_lock(id)
     }
 
     /// The jobs that share the MPS `id`, under its lock.
-    fn read_members(&mut self, id: &JobId) -> Result<Members, Failure> {
-        self.forget_write(&self.job_files(id).members())
+    fn read_sharers(&mut self, id: &JobId) -> Result<Sharers, Failure> {
+        self.forget_write(&self.job_files(id).sharers())
             .or_fault()?;
-        self.look_at_members(id)
+        self.look_at_sharers(id)
     }
 
     /// The same without its lock.
-    fn look_at_members(&mut self, id: &JobId) -> Result<Members, Failure> {
-        let file = self.job_files(id).members();
+    fn look_at_sharers(&mut self, id: &JobId) -> Result<Sharers, Failure> {
+        let file = self.job_files(id).sharers();
         let bytes = self.read(&file, LONGEST).or_fault()?;
-        let members = bytes
+        let sharers = bytes
             .map(|bytes| serde_json::from_slice(&bytes))
             .transpose();
-        let members = members.map_err(|e| garbled(format!("list of shared MPS {id}"), e));
-        Ok(members?.unwrap_or_default())
+        let sharers = sharers.map_err(|e| garbled(format!("list of shared MPS {id}"), e));
+        Ok(sharers?.unwrap_or_default())
     }
 
     /// Writes their list, or removes it if it is empty.
-    fn write_members(&mut self, id: &JobId, members: &Members) -> Result<(), Failure> {
-        let file = self.job_files(id).members();
-        if members.is_empty() {
+    fn write_sharers(&mut self, id: &JobId, sharers: &Sharers) -> Result<(), Failure> {
+        let file = self.job_files(id).sharers();
+        if sharers.is_empty() {
             return self.remove_file(&file).or_fault();
         }
-        let text = serde_json::to_vec(members).map_err(|e| garbled("list", e))?;
+        let text = serde_json::to_vec(sharers).map_err(|e| garbled("list", e))?;
         self.write(&file, &text, READABLE, Durability::OnDisk)
             .or_fault()
     }
@@ -261,7 +261,7 @@ pub trait Store: Files {
         let id = |name: &String| {
             let list = name
                 .strip_prefix('.')
-                .and_then(|name| name.strip_suffix(".members"));
+                .and_then(|name| name.strip_suffix(".sharers"));
             let id = JobId::parse(locked(name).or(list).unwrap_or(name)).ok()?;
             id.is_shared().then_some(id)
         };

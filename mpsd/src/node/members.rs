@@ -124,8 +124,8 @@ impl Members for RealNode {
 
     /// Usually there is none, because the scheduler has ended the job's processes. Root finds the
     /// pids, and a process of the user asks NVIDIA's program to end them.
-    fn end_clients(&mut self, shared: &Journal, member: &Journal) {
-        let clients = self.processes_of(shared, member);
+    fn end_clients(&mut self, shared: &Journal, sharer: &Journal) {
+        let clients = self.processes_of(shared, sharer);
         if clients.is_empty() {
             return;
         }
@@ -135,7 +135,7 @@ impl Members for RealNode {
         let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
         let left = self.ask_mpsd(shared, &["--terminate", &list], time);
         if left.is_none() {
-            let (job, id) = (&member.job, &shared.job);
+            let (job, id) = (&sharer.job, &shared.job);
             let line = format!(
                 "job {job}: shared MPS {id} does not say whether the job's clients have ended"
             );
@@ -229,17 +229,17 @@ impl Members for RealNode {
 }
 
 impl RealNode {
-    /// The user's processes that belong to the job of `member`, by the scheduler's cgroup, or else
+    /// The user's processes that belong to the job of `sharer`, by the scheduler's cgroup, or else
     /// by the variable that attached them. A user can forge the variable, but only against the
     /// user's own jobs.
-    fn processes_of(&mut self, shared: &Journal, member: &Journal) -> Vec<i32> {
+    fn processes_of(&mut self, shared: &Journal, sharer: &Journal) -> Vec<i32> {
         let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
         let table = ProcessTable::scan().unwrap_or_default();
-        let of_user = table.of_user(member.uid).map(|entry| entry.stat.id);
+        let of_user = table.of_user(sharer.uid).map(|entry| entry.stat.id);
         let of_user: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
-        let is_jobs = |id: &ProcessRef| self.is_of_job(member, id.pid) == Some(true);
+        let is_jobs = |id: &ProcessRef| self.is_of_job(sharer, id.pid) == Some(true);
         let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
-        let job = OsStr::new(member.job.as_str());
+        let job = OsStr::new(sharer.job.as_str());
         let named = |process: &Process| {
             let says = || process.environment_variable(JOB, MOST_ENVIRONMENT);
             let is_named = cgroup_name(process).is_none() && says().as_deref() == Some(job);

@@ -98,7 +98,7 @@ impl Family {
 }
 
 /// The pids of the processes that each of `families` keeps, at one moment.
-pub fn members<'a>(families: impl IntoIterator<Item = &'a Family>) -> Vec<Vec<i32>> {
+pub fn processes<'a>(families: impl IntoIterator<Item = &'a Family>) -> Vec<Vec<i32>> {
     let table = ProcessTable::scan().unwrap_or_default();
     let of = |family: &Family| table.descendants(family.keeper.pid());
     let pids = |family| of(family).iter().map(|entry| entry.stat.id.pid).collect();

@@ -283,9 +283,9 @@ impl Members for Sim {
         left.is_some()
     }
 
-    fn end_clients(&mut self, shared: &Journal, member: &Journal) {
+    fn end_clients(&mut self, shared: &Journal, sharer: &Journal) {
         let clients =
-            |p: &Living| p.role == Role::Other && p.job == member.job && p.uid == shared.uid;
+            |p: &Living| p.role == Role::Other && p.job == sharer.job && p.uid == shared.uid;
         self.step(|world| world.processes.retain(|_, p| !clients(p)));
     }
 

@@ -250,12 +250,12 @@ fn status_of(
 
 /// The other jobs that share the MPS of this one, by root's lists.
 fn shared_with(settings: &Settings, status: &JobStatus) -> BTreeSet<JobId> {
-    let members = |gpu: &GpuStatus| -> BTreeSet<JobId> {
+    let sharers = |gpu: &GpuStatus| -> BTreeSet<JobId> {
         let id = JobId::shared(status.uid, &gpu.uuid);
-        record::sharers(&settings.paths.job(&id).members())
+        record::sharers(&settings.paths.job(&id).sharers())
     };
     let gpus = status.gpus.iter().filter(|_| status.shared);
-    let mut all: BTreeSet<JobId> = gpus.flat_map(members).collect();
+    let mut all: BTreeSet<JobId> = gpus.flat_map(sharers).collect();
     all.remove(&status.job);
     all
 }

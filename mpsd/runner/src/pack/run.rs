@@ -416,14 +416,14 @@ impl<'a> Runner<'a> {
         let Some(lists) = self.gpus.as_mut().and_then(Gpus::processes) else {
             return;
         };
-        let members = engine::members(self.running.iter().map(|run| &run.running));
+        let processes = engine::processes(self.running.iter().map(|run| &run.running));
         let mut up = true;
-        for (run, pids) in self.running.iter().zip(&members) {
+        for (run, pids) in self.running.iter().zip(&processes) {
             let list = lists.get(run.gpu as usize).map_or(&[][..], Vec::as_slice);
             up &= !run.fills || list.iter().any(|process| pids.contains(&process.pid));
             self.memory_mib = self.memory_mib.max(gpus::memory_mib(list, pids));
         }
-        let busy = self.busy.now(&members.concat());
+        let busy = self.busy.now(&processes.concat());
         let full = self.running.len() >= self.at_once();
         let now = self.begin.elapsed().as_secs_f64();
         let ended = (self.good + self.failed.len() as u64) as f64;

@@ -98,9 +98,10 @@ pub fn measure(
         }
         if read_at.elapsed() >= MEMORY_PERIOD {
             read_at = Instant::now();
-            let members = engine::members(copies.iter().filter_map(|copy| copy.running.as_ref()));
+            let processes =
+                engine::processes(copies.iter().filter_map(|copy| copy.running.as_ref()));
             let gpus = gpus.as_mut();
-            let now = gpus.and_then(|gpus| gpus.memory_mib(&members.concat()));
+            let now = gpus.and_then(|gpus| gpus.memory_mib(&processes.concat()));
             highest = highest.max(now);
         }
         let left = bench.limit.unwrap_or(Duration::MAX);
