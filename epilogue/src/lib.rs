@@ -1,4 +1,4 @@
-//! `mps-epilogue`: the journal backwards, then a check that the node is as it was.
+//! `mps-epilogue`: undoes what a job's journal says was begun, and says what is left.
 //!
 //! It needs no request, no user and no GPU list: the journal has all. If the job has no directory,
 //! it ends at once, so it can run after every job. [`mpsd::job::end`] has what it does to the node,

@@ -1,8 +1,8 @@
 //! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs, when,
 //! and with which limits.
 
-use super::case::Job;
 use super::journal::Journal;
+use super::prepared::Job;
 use super::report;
 use mpsd_core::text;
 

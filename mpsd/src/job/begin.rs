@@ -1,9 +1,8 @@
-//! The begin of a job: [`start`] is all that a prologue does. Each effect of the plan is in the
+//! The begin of a job: [`begin`] is all that a prologue does. Each effect of the plan is in the
 //! journal before it is done.
 
 use super::audit;
 use super::bounds;
-use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
 use super::findings::FailedStart;
@@ -11,7 +10,8 @@ use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome::{self, Failing};
-use super::planned::{Gpus, are_confirmed, make_plan};
+use super::planned::{GpusKnown, are_confirmed, make_plan};
+use super::prepared::{Job, Scheduled};
 use super::shared;
 use super::spec::Spec;
 use super::store::Store as _;
@@ -89,7 +89,13 @@ fn start<N: Node>(
         ReturnWhen::Announced => take_over(node, job, when)?,
         ReturnWhen::Ready | ReturnWhen::Started => None,
     };
-    let tried = attempt(node, job, scheduled, when, (began, early, Gpus::Remembered))?;
+    let tried = attempt(
+        node,
+        job,
+        scheduled,
+        when,
+        (began, early, GpusKnown::Remembered),
+    )?;
     let Some(held) = tried else { return Ok(()) };
     let id = &job.submission.job;
     let line = format!(
@@ -105,7 +111,7 @@ fn start<N: Node>(
         deadline: job.deadline.less(node.settings().teardown),
         ..job.clone()
     };
-    let again = (began, Some(held), Gpus::Asked);
+    let again = (began, Some(held), GpusKnown::Asked);
     attempt(node, &job, scheduled, when, again).map(drop)
 }
 
@@ -116,7 +122,7 @@ fn attempt<N: Node>(
     job: &Job,
     scheduled: &impl Scheduled,
     when: ReturnWhen,
-    (began, early, gpus): (Instant, Option<LockGuard>, Gpus),
+    (began, early, gpus): (Instant, Option<LockGuard>, GpusKnown),
 ) -> Result<Option<LockGuard>, FailedStart> {
     let (settings, plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
@@ -125,7 +131,7 @@ fn attempt<N: Node>(
         made => made.map_err(|failure| {
             let id = &job.submission.job;
             let job_ended = early.is_some() && is_over(node, id);
-            if gpus == Gpus::Asked
+            if gpus == GpusKnown::Asked
                 && let Err(why) = node.remove_job(id)
             {
                 node.log(Severity::Warning, &format!("job {id}: {why}"));
@@ -457,9 +463,9 @@ impl Start {
                 node.write_journal(journal)?;
             }
             Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon)?,
-            Effect::StartDaemon => {
+            Effect::StartSupervisor => {
                 expect_its_job(node, &journal.job)?;
-                journal.supervisor = Some(node.start_daemon(journal, &self.spec)?);
+                journal.supervisor = Some(node.start_supervisor(journal, &self.spec)?);
                 node.write_journal(journal)?;
                 // Costs nothing: NVIDIA's program and NVML take longer to start.
                 self.user_was_here = node.user_is_here(journal);

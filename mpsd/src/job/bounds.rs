@@ -1,8 +1,8 @@
 //! Bounds for the daemons of steps. The job's own limits do not hold them, and each step would have
 //! the ceilings of a whole job.
 
-use super::case::Job;
 use super::node::Node;
+use super::prepared::Job;
 use super::store::Store as _;
 use mpsd_core::record::RecordState;
 use mpsd_core::{Failure, JobId, Refusal};

@@ -2,11 +2,11 @@
 //! lines, drain on proof.
 
 use super::audit;
-use super::case::DrainTarget;
 use super::evidence;
 use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Node, Severity};
+use super::prepared::DrainTarget;
 use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
@@ -212,7 +212,7 @@ fn take_down(
             }
             node.use_nvml(&journal.nvml);
             // Now, so that it runs in parallel with the daemons' end.
-            if journal.has_begun(&Effect::StartDaemon) {
+            if journal.has_begun(&Effect::StartSupervisor) {
                 node.prepare_nvml(&journal.gpu_uuids());
             }
             *findings = undo::undo(node, journal);

@@ -6,10 +6,10 @@
 //! is merely left over, slow, starved, stopped or held by something else proves nothing: its user
 //! can be the cause.
 
-use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef};
 use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
+use super::prepared::DrainTarget;
 use super::report::JobOutcome;
 use batch::Site;
 use batch::drain::Place;

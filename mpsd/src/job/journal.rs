@@ -1,6 +1,6 @@
 //! The journal: the plan, and how much of it was begun. It is written before each effect.
 
-use super::case::{DrainTarget, Job};
+use super::prepared::{DrainTarget, Job};
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
@@ -28,7 +28,7 @@ pub struct DrainPolicy {
     pub slurm_conf: Option<String>,
 }
 
-/// The files that our own three run.
+/// The files that `mpsd`, the control daemon and the server run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Programs {
     pub mpsd: Option<FileRef>,
@@ -74,7 +74,7 @@ pub struct Journal {
     /// The process that starts the job's MPS, if its caller may not wait for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<ProcessRef>,
-    /// The files that the three run, as they were when the job began.
+    /// As they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Programs>,
     pub drain: DrainPolicy,

@@ -6,7 +6,6 @@ mod account;
 pub mod audit;
 mod begin;
 mod bounds;
-mod case;
 pub mod claim;
 mod end;
 pub mod evidence;
@@ -16,6 +15,7 @@ pub mod ledger;
 pub mod node;
 pub mod outcome;
 mod planned;
+mod prepared;
 pub mod report;
 pub mod report_text;
 mod shared;
@@ -26,10 +26,10 @@ mod undo;
 
 pub use account::Account;
 pub use begin::{Begun, ReturnWhen, begin};
-pub use case::{DrainTarget, Job, Scheduled, User};
 pub use end::{Ending, JobEnd, end, end_if, jobs_of};
 pub use findings::{FailedStart, Findings};
 pub use journal::Journal;
+pub use prepared::{DrainTarget, Job, Scheduled, User};
 pub use undo::end_unshared;
 
 use mpsd_core::Failure;

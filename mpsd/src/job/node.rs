@@ -2,8 +2,8 @@
 //! and `tests/src/sim` in memory. All decisions are shipped code: [`super::store`] for files.
 
 use super::audit::Entry;
-use super::case::DrainTarget;
 use super::journal::{Journal, ProcessRef, Programs};
+use super::prepared::DrainTarget;
 use super::report::JobOutcome;
 use super::spec::Spec;
 use batch::control::Controller;
@@ -212,7 +212,7 @@ pub trait Daemons {
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
     /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their
     /// servers.
-    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
+    fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Lets it start the servers, waits for its report, and proves what root can prove of it. Returns the control daemons and
     /// servers, as root saw them.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;

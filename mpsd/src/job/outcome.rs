@@ -1,10 +1,10 @@
 //! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit
 //! code.
 
-use super::case::{Job, User};
 use super::evidence;
 use super::findings::FailedStart;
 use super::node::{Node, Severity};
+use super::prepared::{Job, User};
 use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use batch::drain::Place;

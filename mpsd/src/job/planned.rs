@@ -1,10 +1,10 @@
 //! The plan of a start, and what keeps a node or a job from one.
 
-use super::case::{Job, Scheduled};
 use super::evidence;
 use super::ledger::{self, Ledger, PAUSE_S};
 use super::node::{Node, Severity};
 use super::outcome;
+use super::prepared::{Job, Scheduled};
 use super::shared;
 use crate::plan::auto;
 use crate::plan::effects::Plan;
@@ -16,7 +16,7 @@ use mpsd_core::{Failure, GpuUuid, Inventory};
 
 /// How a start gets to know the node's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gpus {
+pub(super) enum GpusKnown {
     /// By the ledger, if that knows them. NVML confirms it while the control daemon comes up.
     Remembered,
     /// NVML tells them before anything is begun.
@@ -28,7 +28,7 @@ pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,
     scheduled: &impl Scheduled,
-    gpus: Gpus,
+    gpus: GpusKnown,
 ) -> Result<(Settings, Plan, Option<Inventory>), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
@@ -40,7 +40,7 @@ pub(super) fn make_plan(
         // NVML takes longer to load than all the rest of a join.
         Some(((settings, plan), _)) if shared::are_up(node, &plan) => (settings, plan, None),
         Some(((settings, plan), known))
-            if gpus == Gpus::Remembered && plan.shared.is_empty() && !job.submission.step =>
+            if gpus == GpusKnown::Remembered && plan.shared.is_empty() && !job.submission.step =>
         {
             node.prepare_nvml(&uuids(&plan));
             (settings, plan, Some(known))

@@ -1,7 +1,7 @@
 //! A job's report, written at its end: what root found, and beside it the observations of the job's
 //! own `mpsd`.
 
-use super::case::User;
+use super::prepared::User;
 use mpsd_core::advice::{self, Advice, Facts};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::killed::KilledTask;

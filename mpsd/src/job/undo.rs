@@ -43,7 +43,7 @@ pub(super) fn remove(node: &mut impl Node, journal: &Journal, findings: &mut Fin
 /// As [`undo`], but the job's directory stays, with its lock.
 pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
-    let started = journal.has_begun(&Effect::StartDaemon);
+    let started = journal.has_begun(&Effect::StartSupervisor);
     if started {
         // From here on our own teardown ends the daemons. `mpsd` must not report that as a loss.
         node.take_observations(&journal.job);

@@ -86,7 +86,7 @@ impl Daemons for RealNode {
         }
     }
 
-    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+    fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         let (report, theirs) = UnixStream::pair()
             .map_err(|e| Undetermined::new("no socket to be had", e.to_string()))?;
         make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);

@@ -32,7 +32,8 @@ pub enum Effect {
     /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers
     /// when all effects are done, and then proves every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
-    StartDaemon,
+    #[serde(rename = "start-daemon")] // Journals have this name.
+    StartSupervisor,
 }
 
 impl Effect {
@@ -45,7 +46,7 @@ impl Effect {
             }
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
-            Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
+            Self::StartSupervisor => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
         }
     }
 }

@@ -198,7 +198,7 @@ impl Draft<'_> {
             daemons: vec![daemon.clone()],
             ..Record::closed(id, uid, RecordState::Starting, String::new())
         };
-        let effects = begin_daemons(self.settings, 1, vec![Effect::ClaimGpu { gpu }]);
+        let effects = daemon_effects(self.settings, 1, vec![Effect::ClaimGpu { gpu }]);
         Plan {
             record,
             effects,
@@ -288,16 +288,19 @@ fn effects(
             Some(why) => notes.push(format!("compute mode of {} stays: {why}", gpu.uuid)),
         }
     }
-    begin_daemons(draft.settings, daemons, claims)
+    daemon_effects(draft.settings, daemons, claims)
 }
 
 /// The GPUs are claimed, and their modes set, while the control daemon comes up. No server starts
 /// before that.
-fn begin_daemons(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
+fn daemon_effects(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
     let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
     let effects = cgroup.into_iter().chain(directories);
-    effects.chain([Effect::StartDaemon]).chain(claims).collect()
+    effects
+        .chain([Effect::StartSupervisor])
+        .chain(claims)
+        .collect()
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {

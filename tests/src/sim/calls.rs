@@ -133,8 +133,8 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
-        self.call("start_daemon")?;
+    fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+        self.call("start_supervisor")?;
         assert_eq!(
             self.checked.as_ref(),
             Some(&spec.control),
