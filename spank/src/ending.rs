@@ -47,7 +47,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         note_killed(slurm, node, status, &mps);
     }
     // A user who did not ask reads nothing of MPS.
-    if mps.record.unasked.is_some() && (step::is_component(slurm) || !state.asks()) {
+    if mps.record.by_site.is_some() && (step::is_component(slurm) || !state.asks()) {
         return;
     }
     if status.is_some() {

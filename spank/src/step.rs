@@ -8,12 +8,12 @@ use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
 use crate::job_prolog::{self, program};
 use crate::state::{PluginState, StepState};
 use mpsd_core::Request;
+use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::plugin_line::{Arguments, Scope};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::unasked;
 use std::path::Path;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
@@ -74,7 +74,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
         // A step may need MPS although `auto` gave its job none: the job's tasks were not yet
         // known.
         if let Ok(Some(record)) = &of_job
-            && record.unasked.is_some()
+            && record.by_site.is_some()
             && (is_component(slurm) || !state.asks())
         {
             leave_out(slurm, node, &mut state.step, settings, kind, record);
@@ -134,17 +134,17 @@ fn leave_out(
     let (id, why) = match kind {
         StepKind::Job => {
             let text = script(slurm, node).unwrap_or_default();
-            match unasked::own_mps(&text) {
+            match by_site::own_mps(&text) {
                 Some(why) => (Ok(record.job.clone()), Some(why)),
                 None => {
-                    let of_environment = || unasked::by_environment(record, None, &lookup);
-                    let why = unasked::without_ranks(&text).or_else(of_environment);
+                    let of_environment = || by_site::by_environment(record, None, &lookup);
+                    let why = by_site::without_ranks(&text).or_else(of_environment);
                     (Err(()), why)
                 }
             }
         }
         StepKind::Step(number) => {
-            let why = unasked::by_environment(record, tasks, &lookup);
+            let why = by_site::by_environment(record, tasks, &lookup);
             let id = record.job.step(&number.to_string()).map_err(drop);
             match why {
                 Some(_) => (id, why),
@@ -157,7 +157,7 @@ fn leave_out(
     slurm.log(Level::Info, &format!("job {}: {line}", record.job));
     if let Ok(id) = id {
         let mut left = Record::closed(id, record.uid, RecordState::Unneeded, line);
-        left.unasked = record.unasked;
+        left.by_site = record.by_site;
         let path = settings.paths.job(&left.job).record();
         if let Err(why) = node.leave_record(&path, &left) {
             slurm.log(Level::Error, &why);
@@ -174,7 +174,7 @@ fn gpus_of_step(slurm: &dyn Slurm) -> Option<u32> {
 
 /// Why tasks of a step do not need the MPS of a job that `auto` gave it.
 fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
-    record.unasked.filter(|unasked| unasked.if_tasks_meet)?;
+    record.by_site.filter(|by_site| by_site.if_tasks_meet)?;
     let gpus = gpus_of_step(slurm).or_else(|| record.gpus.len().try_into().ok());
     let (tasks, gpus) = (tasks.unwrap_or(0), gpus.unwrap_or(u32::MAX));
     (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
@@ -191,7 +191,7 @@ fn own_daemon(
     of_job: Option<&Record>,
 ) -> Result<OwnDaemon, String> {
     let request = state.request.clone().map_err(|e| e.to_string())?;
-    let by_site = request.is_none() && of_job.is_some_and(|record| record.unasked.is_some());
+    let by_site = request.is_none() && of_job.is_some_and(|record| record.by_site.is_some());
     if by_site && state.step.left_out.is_some() {
         return Ok(OwnDaemon::None);
     }

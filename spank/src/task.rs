@@ -10,6 +10,7 @@ use crate::oci;
 use crate::state::PluginState;
 use crate::step::{self, StepKind};
 use crate::unplugged;
+use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::plugin_line::Scope;
@@ -18,7 +19,6 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::script;
 use mpsd_core::step::{of_step, of_tasks};
-use mpsd_core::unasked;
 use mpsd_core::{JobId, Request};
 use std::path::Path;
 
@@ -190,8 +190,8 @@ impl NewTask<'_> {
                     false => Ok(self.marked(changes)),
                 }
             }
-            Some(record) if record.unasked.is_some() && !(has_flags && state.asks()) => {
-                Ok(self.unasked(&record, has_flags))
+            Some(record) if record.by_site.is_some() && !(has_flags && state.asks()) => {
+                Ok(self.by_site(&record, has_flags))
             }
             Some(record) if self.has_no_gpu(&record) => {
                 // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of
@@ -242,7 +242,7 @@ impl NewTask<'_> {
 
     /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it
     /// alone, and says so in the node's log.
-    fn unasked(&self, record: &Record, has_flags: bool) -> Vec<Change> {
+    fn by_site(&self, record: &Record, has_flags: bool) -> Vec<Change> {
         let attached = match self.state.step.left_out.clone().or_else(|| self.own_mps()) {
             Some(why) => Err(why),
             None => self.attach_unnoticed(record),
@@ -263,7 +263,7 @@ impl NewTask<'_> {
         if oci::is_of_task(self.slurm) {
             return Err("Slurm runs the step in a container that does not show it".to_owned());
         }
-        if let Some(why) = unasked::by_numbers(record, environment::counted(record).as_deref()) {
+        if let Some(why) = by_site::by_numbers(record, environment::counted(record).as_deref()) {
             return Err(why);
         }
         let changes = self.attach(record, None).map_err(|refusal| refusal.text)?;
@@ -276,7 +276,7 @@ impl NewTask<'_> {
     fn own_mps(&self) -> Option<String> {
         let command = self.slurm.step_command().into_iter().take(WORDS);
         let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));
-        texts.find_map(|text| unasked::own_mps(&text))
+        texts.find_map(|text| by_site::own_mps(&text))
     }
 
     fn without_mps(&self, has_flags: bool) -> Vec<Change> {
@@ -439,14 +439,14 @@ impl NewTask<'_> {
             Some(request) => {
                 // The step's user asks, maybe in a job that its site brought in.
                 let mut asked = record.clone();
-                asked.unasked = None;
+                asked.by_site = None;
                 of_step(&asked, request).map_err(TaskRefusal::of_step)?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
         };
         let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));
-        if own.unasked.is_some() {
+        if own.by_site.is_some() {
             return self.attached(&own);
         }
         if self.state.asks() {

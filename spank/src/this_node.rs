@@ -3,6 +3,7 @@
 use crate::handle::{Node, Program, ProgramResult};
 use crate::sys::spawn;
 use mpsd_core::JobId;
+use mpsd_core::by_site;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::Change;
 use mpsd_core::file::{Durability, replace};
@@ -12,7 +13,6 @@ use mpsd_core::observations::{self, Observations};
 use mpsd_core::paths::{JobPaths, KILLED, SeenPaths};
 use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::trusted::open_trusted;
-use mpsd_core::unasked;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
@@ -68,7 +68,7 @@ impl Node for ThisNode {
     }
 
     fn text_of(&self, path: &Path) -> Option<String> {
-        unasked::text_of(path)
+        by_site::text_of(path)
     }
 
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {

@@ -242,9 +242,9 @@ impl Change {
 /// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU
 /// or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
-    if record.unasked.is_some() {
+    if record.by_site.is_some() {
         let mut kept = record.clone();
-        (kept.bind, kept.unasked) = (None, None);
+        (kept.bind, kept.by_site) = (None, None);
         let mut changes = task_environment(&kept, task)?;
         changes.retain(|change| match change.name {
             VISIBLE_DEVICES => false,

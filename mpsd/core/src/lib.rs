@@ -9,6 +9,7 @@
 
 pub mod advice;
 pub mod bind;
+pub mod by_site;
 pub mod config;
 pub mod deadline;
 pub mod environment;
@@ -31,7 +32,6 @@ pub mod script;
 pub mod step;
 pub mod text;
 pub mod trusted;
-pub mod unasked;
 pub mod usage;
 
 pub use failure::{Failure, Fault, Refusal, Undetermined};

@@ -93,9 +93,9 @@ impl AutoDivisors {
     }
 }
 
-/// A job that its site brought in (`unasked.rs`).
+/// A job that its site brought in (`by_site.rs`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Unasked {
+pub struct BySite {
     /// Its tasks on this node; 0: not known.
     pub tasks: u32,
     /// It runs under MPS only if tasks meet on a GPU, or other jobs use it.
@@ -167,7 +167,7 @@ pub struct Record {
     pub warnings: Vec<String>,
     /// The site brought the job in, and its user did not ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unasked: Option<Unasked>,
+    pub by_site: Option<BySite>,
     /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_turns: bool,
@@ -212,7 +212,7 @@ impl Record {
             bind: None,
             clients: None,
             warnings: Vec::new(),
-            unasked: None,
+            by_site: None,
             takes_turns: false,
             report: false,
             summary: false,

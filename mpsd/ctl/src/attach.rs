@@ -14,7 +14,7 @@ use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
-use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, listener, unasked};
+use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, by_site, listener};
 use std::path::Path;
 
 /// A process, and the job that it asks about.
@@ -102,7 +102,7 @@ impl Caller<'_> {
                 Ok(Attachment::Unneeded(stripped()))
             }
             Ok(Some((_, record))) => match self.attached(&record) {
-                Err(_) if record.unasked.is_some() => Ok(Attachment::Unneeded(stripped())),
+                Err(_) if record.by_site.is_some() => Ok(Attachment::Unneeded(stripped())),
                 attached => Ok(Attachment::Attached(attached?)),
             },
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
@@ -156,7 +156,7 @@ impl Caller<'_> {
     pub(crate) fn warnings(&self) -> Vec<String> {
         let (settings, _) = self.settings();
         let found = self.any_record(&settings).ok().flatten();
-        let asked = found.filter(|(_, record)| record.unasked.is_none());
+        let asked = found.filter(|(_, record)| record.by_site.is_none());
         asked.map_or(Vec::new(), |(_, record)| record.warnings)
     }
 
@@ -166,7 +166,7 @@ impl Caller<'_> {
     pub(crate) fn advice(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
         let asked = self.job_with_mps().ok().flatten();
-        let Some((record, _)) = asked.filter(|(record, _)| record.unasked.is_none()) else {
+        let Some((record, _)) = asked.filter(|(record, _)| record.by_site.is_none()) else {
             return Vec::new();
         };
         let ranks = rank.and_then(|rank| rank.of);
@@ -243,9 +243,9 @@ impl Caller<'_> {
     /// without them in doubt.
     fn attached(&self, record: &Record) -> Result<Vec<Change>, Failure> {
         let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
-        let by_environment = unasked::by_environment(record, ranks, self.env);
-        let by_numbers = |_| unasked::by_numbers(record, counted(record).as_deref());
-        if let Some(why) = by_environment.or_else(|| record.unasked.and_then(by_numbers)) {
+        let by_environment = by_site::by_environment(record, ranks, self.env);
+        let by_numbers = |_| by_site::by_numbers(record, counted(record).as_deref());
+        if let Some(why) = by_environment.or_else(|| record.by_site.and_then(by_numbers)) {
             return Err(Refusal::new(format!("job {}", record.job), why, "").into());
         }
         let changes = self.attach(record)?;

@@ -1,6 +1,6 @@
 use super::*;
+use mpsd_core::by_site::BySite;
 use mpsd_core::record::{RecordDevice, RecordGpu};
-use mpsd_core::unasked::Unasked;
 use std::os::unix::net::UnixListener;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
@@ -286,7 +286,7 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     })
     .unwrap();
     let mut record = two_gpus();
-    record.unasked = Some(Unasked {
+    record.by_site = Some(BySite {
         tasks: 4,
         if_tasks_meet: true,
     });

@@ -18,10 +18,10 @@ use super::store::Store as _;
 use super::undo;
 use crate::plan::auto::{self, Finding};
 use crate::plan::effects::{Effect, Plan};
+use mpsd_core::by_site::{self, BySite};
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::unasked::{self, Unasked};
 use mpsd_core::{Failure, Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::now;
@@ -197,7 +197,7 @@ fn attempt<N: Node>(
 
 /// Why a job that did not ask has no MPS by its script, where the scheduler has placed it already.
 fn of_script(script: &str) -> Option<String> {
-    unasked::own_mps(script).or_else(|| unasked::without_ranks(script))
+    by_site::own_mps(script).or_else(|| by_site::without_ranks(script))
 }
 
 /// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,
@@ -222,7 +222,7 @@ fn leave_out<N: Node>(
             let (uid, state) = (job.user.uid, RecordState::Unneeded);
             let mut record = Record::closed(id.clone(), uid, state, line.clone());
             record.request = Some(job.request.clone());
-            record.unasked = job.by_site.then(Unasked::default);
+            record.by_site = job.by_site.then(BySite::default);
             record.warnings.extend((!job.by_site).then(|| line.clone()));
             node.write_record(&record)
         }

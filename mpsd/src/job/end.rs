@@ -81,7 +81,7 @@ pub fn end_if(
         Err(failure) => {
             findings.take(Err(failure));
             let record = node.read_record(job);
-            by_site = record.is_some_and(|record| record.unasked.is_some());
+            by_site = record.is_some_and(|record| record.by_site.is_some());
             JobFiles::default()
         }
     };

@@ -9,11 +9,11 @@ use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use batch::drain::Place;
 use batch::{ExitPolicy, Requeued, Site, Submission, ThisHost};
+use mpsd_core::by_site::BySite;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::unasked::Unasked;
 use mpsd_core::{Failure, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
@@ -136,7 +136,7 @@ pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) 
     let line = Mode::auto_without(&failure.to_string());
     let mut record = Record::closed(id.clone(), uid, RecordState::Unneeded, line);
     // Without a request no step of it tries again.
-    record.unasked = Some(Unasked::default());
+    record.by_site = Some(BySite::default());
     let written = node
         .open_job(id)
         .and_then(|_held| node.write_record(&record));

@@ -11,11 +11,11 @@ use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::Share;
 use batch::{Devices, Exclusive, GpuSource, Part, Submission};
+use mpsd_core::by_site::BySite;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
-use mpsd_core::unasked::Unasked;
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
 use std::collections::BTreeSet;
 
@@ -132,7 +132,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         same_numbers: alike && places.all(|(gpu, place)| gpu.index == place),
         bind: Some(bind),
         clients,
-        unasked: case.by_site.then(|| Unasked {
+        by_site: case.by_site.then(|| BySite {
             tasks: draft.tasks.unwrap_or(0),
             if_tasks_meet: case.request.mode == Mode::Auto && !shared,
         }),

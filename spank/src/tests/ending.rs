@@ -3,10 +3,10 @@
 use super::fake::{BATCH, FakeNode, FakeSlurm, Process, ended, record};
 use crate::handle::{Item, Level};
 use crate::plugin::Callback;
+use mpsd_core::by_site::BySite;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, Record, RecordState};
-use mpsd_core::unasked::Unasked;
 use mpsd_core::usage::{GpuUsage, Usage};
 
 const LOST: &str = "server 12 died";
@@ -53,7 +53,7 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
 fn a_job_that_its_site_brought_in_reads_nothing_unless_its_step_asks() {
     for (flags, lines) in [("", 0), ("mps", 2)] {
         let mut of_site = record("4711", RecordState::Ready);
-        (of_site.unasked, of_site.report) = (Some(Unasked::default()), true);
+        (of_site.by_site, of_site.report) = (Some(BySite::default()), true);
         let mut node = FakeNode::under("").with_record(of_site);
         node.settings.as_mut().unwrap().defaults.report = Some(true);
         node.observations = Some(Observations::default());

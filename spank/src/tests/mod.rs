@@ -1,9 +1,9 @@
 //! The callbacks, called as Slurm does, on a Slurm and a node that are doubles.
 
+mod by_site;
 mod ending;
 mod fake;
 mod jobs;
 mod steps;
 mod submission;
 mod tasks;
-mod unasked;

@@ -5,8 +5,8 @@ pub mod control;
 
 use crate::call::{Site, Submission};
 use crate::host::{Answer, Host};
+use mpsd_core::by_site;
 use mpsd_core::job::{JobId, Scheduler};
-use mpsd_core::unasked;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ impl Installation {
             .mom_priv()
             .join("jobs")
             .join(format!("{}.SC", submission.job));
-        (!submission.sister).then(|| unasked::text_of(&file).unwrap_or_default())
+        (!submission.sister).then(|| by_site::text_of(&file).unwrap_or_default())
     }
 
     pub fn is_here(&self) -> bool {

@@ -137,7 +137,7 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
 /// Why it stands there. If the site gave the job MPS, some of its steps may be without. The node's
 /// log names them.
 fn reason_of(record: &Record) -> Option<String> {
-    let by_site = record.unasked.is_some() && record.state == RecordState::Ready;
+    let by_site = record.by_site.is_some() && record.state == RecordState::Ready;
     let of_site = "from its site; steps that could meet MPS in their own way run without it: see the node's log";
     record
         .reason

@@ -6,8 +6,8 @@ use super::environment::{
     ALL_CONNECTIONS, CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
 };
 use super::gpu::GpuUuid;
+pub use super::record::BySite;
 use super::record::Record;
-pub use super::record::Unasked;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::File;
@@ -61,8 +61,8 @@ pub fn by_environment(
     tasks: Option<u32>,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Option<String> {
-    let unasked = record.unasked?;
-    let tasks = tasks.unwrap_or(0).max(unasked.tasks);
+    let by_site = record.by_site?;
+    let tasks = tasks.unwrap_or(0).max(by_site.tasks);
     own_directory(lookup).or_else(|| too_many(tasks, record.clients?, lookup))
 }
 
@@ -104,7 +104,7 @@ mod tests {
     fn record(tasks: u32) -> Record {
         let id = JobId::parse("7").unwrap();
         let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
-        record.unasked = Some(Unasked {
+        record.by_site = Some(BySite {
             tasks,
             if_tasks_meet: true,
         });
@@ -171,7 +171,7 @@ mod tests {
             );
         }
         let mut asked = record(49);
-        asked.unasked = None;
+        asked.by_site = None;
         assert_eq!(by_environment(&asked, None, &|_| None), None);
     }
 

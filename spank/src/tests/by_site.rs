@@ -4,8 +4,8 @@ use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, path_of, rec
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::GpuUuid;
+use mpsd_core::by_site::BySite;
 use mpsd_core::record::{Record, RecordDevice, RecordState};
-use mpsd_core::unasked::Unasked;
 
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const GPUS: &str = "CUDA_VISIBLE_DEVICES";
@@ -15,7 +15,7 @@ fn of_site(state: RecordState) -> Record {
     let mut record = record("4711", state);
     record.request = "MPS=auto".parse().ok();
     record.clients = Some(48);
-    record.unasked = Some(Unasked {
+    record.by_site = Some(BySite {
         tasks: 4,
         if_tasks_meet: true,
     });
@@ -166,7 +166,7 @@ fn a_task_reads_no_warning() {
 #[test]
 fn a_single_task_has_mps_where_other_jobs_use_its_gpu() {
     let mut record = of_site(RecordState::Ready);
-    record.unasked.as_mut().unwrap().if_tasks_meet = false;
+    record.by_site.as_mut().unwrap().if_tasks_meet = false;
     assert!(is_attached(
         step(1),
         &node("srun a", "exec a").with_record(record)

@@ -53,7 +53,7 @@ fn whatever_fails_the_job_runs_and_reads_nothing() {
                 let unneeded = record.state == RecordState::Unneeded;
                 assert!(unneeded || record.state == RecordState::Ready, "{record:?}");
                 // Without a request no step of it tries again.
-                assert!(!unneeded || record.request.is_none() && record.unasked.is_some());
+                assert!(!unneeded || record.request.is_none() && record.by_site.is_some());
                 left_out += usize::from(unneeded);
                 let told = |line: &String| line.contains("4711");
                 assert!(!unneeded || world.borrow().log.iter().any(told));
@@ -120,7 +120,7 @@ fn a_job_that_could_notice_its_mps_has_none() {
         assert!(reason.contains(why), "{why}: {reason}");
         let plain = record.warnings.is_empty() && !record.exclusive;
         assert!(plain, "{record:?}");
-        assert!(record.unasked.is_some(), "{why}");
+        assert!(record.by_site.is_some(), "{why}");
         assert!(world.borrow().modes.is_empty(), "{why}");
     }
 }
@@ -144,7 +144,7 @@ fn its_record_says_whether_its_steps_tasks_must_meet() {
         // Nobody would read of programs outside its MPS.
         assert!(!well.outside, "{meet}");
         let (record, _) = begun(&scenario, Trouble::None);
-        let unasked = record.and_then(|record| record.unasked).expect("unasked");
-        assert_eq!((unasked.tasks, unasked.if_tasks_meet), (4, meet));
+        let by_site = record.and_then(|record| record.by_site).expect("by_site");
+        assert_eq!((by_site.tasks, by_site.if_tasks_meet), (4, meet));
     }
 }
