@@ -4,12 +4,12 @@ pub mod auto;
 mod draft;
 pub mod effects;
 mod gpus;
-mod share;
+mod limits;
 pub mod tasks;
 
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Plan};
-use crate::plan::share::Share;
+use crate::plan::limits::Limits;
 use batch::{Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::by_site::BySite;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
@@ -86,12 +86,12 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         let kind = gpus::kind(&draft.gpus);
         format!("a {kind} takes {most} MPS clients, not {replicas}")
     });
-    let share = draft.share()?;
-    let memory_parts = share.divides_memory_by(&draft.gpus);
+    let limits = draft.limits()?;
+    let memory_parts = limits.divides_memory_by(&draft.gpus);
     let job = &case.submission.job;
     let daemons = match shared {
         true => draft.shared_daemons(case.uid)?,
-        false => draft.daemons(&share, &settings.paths.job(job)),
+        false => draft.daemons(&limits, &settings.paths.job(job)),
     };
     let request = &draft.request;
     let unranked = without_rank(case, &draft);
@@ -120,8 +120,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         gpus: draft.gpus.iter().map(record_gpu).collect(),
         devices: case.devices.gpus.to_count(case.inventory),
         daemons,
-        rank_threads: share.rank_threads(shared),
-        rank_memory: share.rank_memory(shared),
+        rank_threads: limits.rank_threads(shared),
+        rank_memory: limits.rank_memory(shared),
         divided: AutoDivisors {
             threads: draft
                 .meeting
@@ -159,7 +159,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
 }
 
 impl Draft<'_> {
-    fn daemons(&self, share: &Share, paths: &JobPaths) -> Vec<Daemon> {
+    fn daemons(&self, limits: &Limits, paths: &JobPaths) -> Vec<Daemon> {
         let size = match self.request.mode {
             Mode::PerGpu => 1,
             Mode::PerNode | Mode::Auto | Mode::Own | Mode::Off => self.gpus.len(),
@@ -168,7 +168,7 @@ impl Draft<'_> {
         let count = groups.len();
         let daemon = |(n, gpus)| {
             let (pipe, log) = JobPaths::daemon_names(n, count);
-            share.daemon(gpus, paths.file(&pipe), paths.file(&log))
+            limits.daemon(gpus, paths.file(&pipe), paths.file(&log))
         };
         groups.enumerate().map(daemon).collect()
     }
@@ -176,11 +176,11 @@ impl Draft<'_> {
     /// The daemons that the user's jobs share, one for each GPU. The site's ceilings are theirs;
     /// each job's limits are its tasks'.
     fn shared_daemons(&self, uid: u32) -> Result<Vec<Daemon>, Refusal> {
-        let share = self.ceilings()?;
+        let limits = self.ceilings()?;
         let daemon = |gpu: &&Gpu| {
             let paths = self.settings.paths.job(&JobId::shared(uid, &gpu.uuid));
             let (pipe, log) = JobPaths::daemon_names(0, 1);
-            share.daemon(&[gpu], paths.file(&pipe), paths.file(&log))
+            limits.daemon(&[gpu], paths.file(&pipe), paths.file(&log))
         };
         Ok(self.gpus.iter().map(daemon).collect())
     }

@@ -1,5 +1,5 @@
-//! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own
-//! GPUs, under the site's ceilings.
+//! Limits made concrete: `auto`, percentages and replicas become per cents and MiB of the job's own
+//! GPUs, under the site's ceilings. Here a job that asks for too much is refused.
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
 use batch::Part;
@@ -17,7 +17,7 @@ type Memory = Vec<(GpuUuid, u64)>;
 
 /// The limits of one job on its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct Limits {
     threads: Option<Percent>,
     memory: Memory,
     priority: Option<Priority>,
@@ -27,7 +27,7 @@ pub struct Share {
     rank_memory: Vec<Memory>,
 }
 
-impl Share {
+impl Limits {
     /// Thread percentage by local rank. A shared daemon does not hold a job's own limits, so every
     /// rank has them.
     pub fn rank_threads(&self, shared: bool) -> Vec<Percent> {
@@ -70,10 +70,10 @@ impl Share {
 impl Draft<'_> {
     /// The limits. A user's number above a ceiling is refused. A number that mpsd computes is
     /// lowered to it.
-    pub fn share(&self) -> Result<Share, Refusal> {
+    pub fn limits(&self) -> Result<Limits, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
-        Ok(Share {
+        Ok(Limits {
             threads,
             memory,
             priority: self.request.priority,
@@ -84,12 +84,12 @@ impl Draft<'_> {
 
     /// The most that the site lets a client have, as the limits of a daemon that several jobs
     /// share.
-    pub fn ceilings(&self) -> Result<Share, Refusal> {
+    pub fn ceilings(&self) -> Result<Limits, Refusal> {
         let memory = match self.settings.ceilings.memory {
             None => Vec::new(),
             Some(ceiling) => self.on_each(|gpu| self.ceiling(gpu, ceiling))?,
         };
-        Ok(Share {
+        Ok(Limits {
             threads: self.settings.ceilings.threads,
             memory,
             priority: None,
@@ -98,8 +98,9 @@ impl Draft<'_> {
         })
     }
 
-    /// By what `auto` divides a GPU for `key`: the tasks that meet on the job's part of it. A job
-    /// on a part of a GPU has one task there unless its user gave a number.
+    /// What `auto` gives each task of a GPU for `key`, as `own` of `all` parts: the job's part,
+    /// divided by the tasks that meet there. On a shared GPU an unknown number of tasks counts as
+    /// one.
     fn auto_parts(&self, key: Key) -> Result<(u64, u64), Refusal> {
         let tasks = match (self.shared, self.meeting) {
             (true, None) => 1,
@@ -172,7 +173,7 @@ impl Draft<'_> {
             return Err(self.above(key, "thread percentage", whose, allowed));
         }
         let ranks = ranks.into_iter().map(|percent| percent.min(ceiling));
-        // Without a number the scheduler itself tells the tasks the job's share.
+        // If nobody gave a number, the scheduler's own variable limits the tasks to the job's part.
         let most = most.or(of_site).map(|most| most.min(ceiling));
         Ok((most, ranks.collect()))
     }
@@ -184,7 +185,7 @@ impl Draft<'_> {
                 Ok((total * own / all.max(1)).clamp(1, total))
             })
         };
-        let all = |amount: Amount| self.on_each(|gpu| self.part(gpu, amount));
+        let all = |amount: Amount| self.on_each(|gpu| self.mebibytes(gpu, amount));
         let daemons = match (&self.request.memory, self.request.replicas) {
             (_, Some(replicas)) => even((1, replicas.into()))?,
             (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
@@ -211,7 +212,7 @@ impl Draft<'_> {
         self.gpus.iter().map(limit).collect()
     }
 
-    fn part(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
+    fn mebibytes(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
         let part = amount.mebibytes_of(gpu.memory_mib);
         part.ok_or_else(|| self.untold_part(gpu))
     }
@@ -286,7 +287,10 @@ impl Draft<'_> {
                 let why = format!("the job has {has} on this node");
                 Refusal::new(format!("memory limit for GPU {selector}"), why, allowed)
             })?;
-            limits.push((gpu.uuid.clone(), self.limit(gpu, self.part(gpu, *amount)?)?));
+            limits.push((
+                gpu.uuid.clone(),
+                self.limit(gpu, self.mebibytes(gpu, *amount)?)?,
+            ));
         }
         if let Some(ceiling) = self.settings.ceilings.memory {
             for gpu in &self.gpus {
@@ -359,12 +363,16 @@ mod tests {
             shared: part.is_some(),
             part,
         };
-        let share = draft.share().map_err(|refusal| refusal.to_string())?;
-        let threads = share
+        let limits = draft.limits().map_err(|refusal| refusal.to_string())?;
+        let threads = limits
             .threads
             .map_or("all".to_owned(), |percent| percent.to_string());
-        let memory: Vec<u64> = share.memory.iter().map(|(_, mib)| *mib).collect();
-        let ranks: Vec<String> = share.rank_threads.iter().map(ToString::to_string).collect();
+        let memory: Vec<u64> = limits.memory.iter().map(|(_, mib)| *mib).collect();
+        let ranks: Vec<String> = limits
+            .rank_threads
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         Ok(format!("{threads} {memory:?} {}", ranks.join(":"))
             .trim_end()
             .to_owned())
@@ -507,14 +515,14 @@ mod tests {
                 .iter()
                 .zip(memory)
                 .map(|(gpu, mib)| (gpu.uuid.clone(), mib));
-            let share = Share {
+            let limits = Limits {
                 threads: None,
                 memory: memory.collect(),
                 priority: None,
                 rank_threads: Vec::new(),
                 rank_memory: Vec::new(),
             };
-            share.divides_memory_by(&gpus.iter().collect::<Vec<_>>())
+            limits.divides_memory_by(&gpus.iter().collect::<Vec<_>>())
         };
         assert_eq!(parts([40_960, 20_480]), Some(2), "the share of two tasks");
         // Under a ceiling of 10G: four tasks on one of them may keep it.
