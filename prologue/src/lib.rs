@@ -35,7 +35,7 @@ use std::time::Duration;
 pub const NAME: &str = "mps-prologue";
 /// Exit code of everything but success and a refusal.
 const BROKEN: u8 = guard::FAULT;
-const HELD_STEP: Duration = Duration::from_millis(200);
+const DELAY_STEP: Duration = Duration::from_millis(200);
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts a job's own NVIDIA MPS before the job runs.
@@ -281,12 +281,12 @@ impl Prologue {
     /// Reports a call that names no job: nobody can be told but the caller.
     fn fail_unread(&self, input: &Input<'_>, failure: &Failure) -> u8 {
         complain(NAME, &failure.to_string());
-        let is_held = self.arguments.wait != ReturnWhen::Announced && !input.terminal;
+        let is_delayed = self.arguments.wait != ReturnWhen::Announced && !input.terminal;
         let caller = batch::caller(input).filter(|system| system.facts().retries_at_once);
-        if let (Some(system), true, BROKEN) = (caller, is_held, failure.exit_code()) {
+        if let (Some(system), true, BROKEN) = (caller, is_delayed, failure.exit_code()) {
             let budget = self.budget(input, system, &ThisHost.name(), false);
             let end = Deadline::after(budget.work);
-            while end.less(HELD_STEP).sleep(HELD_STEP) {}
+            while end.less(DELAY_STEP).sleep(DELAY_STEP) {}
         }
         failure.exit_code()
     }

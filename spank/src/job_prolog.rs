@@ -79,7 +79,7 @@ fn leave_failure(
 ) {
     let reason = failure(result).unwrap_or_else(|| "the prologue failed without a word".into());
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
-    let mut record = Record::closed(job, uid, RecordState::Failed, reason);
+    let mut record = Record::without_mps(job, uid, RecordState::Failed, reason);
     record.kind = Some(FailureKind::Undetermined);
     if let Err(why) = node.leave_record(path, &record) {
         slurm.log(Level::Error, &format!("job {}: {why}", record.job));

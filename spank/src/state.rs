@@ -34,7 +34,7 @@ pub struct StepState {
     pub failure: Option<String>,
     /// Why `auto` gives it none.
     pub unneeded: Option<String>,
-    /// Why it runs without the MPS that the site, and not its user, gives its job.
+    /// Why it runs without MPS, in a job that the site brought in.
     pub left_out: Option<String>,
     /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,

@@ -156,7 +156,7 @@ fn leave_out(
     let line = Mode::auto_without(&why);
     slurm.log(Level::Info, &format!("job {}: {line}", record.job));
     if let Ok(id) = id {
-        let mut left = Record::closed(id, record.uid, RecordState::Unneeded, line);
+        let mut left = Record::without_mps(id, record.uid, RecordState::Unneeded, line);
         left.by_site = record.by_site;
         let path = settings.paths.job(&left.job).record();
         if let Err(why) = node.leave_record(&path, &left) {

@@ -180,8 +180,8 @@ impl NewTask<'_> {
                 if has_flags && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
-                // Warnings mean that the job asked. Then it has our task prolog, and a component
-                // with other flags may run it.
+                // Only a job that asked has warnings, and our task prolog. A component with other
+                // flags may run that prolog.
                 let mut changes = self.without_mps(has_flags);
                 let is_script = step::is_script(self.slurm);
                 changes.extend(unplugged::handed_back(self.slurm, is_script));

@@ -14,7 +14,7 @@ fn place() -> (tempfile::TempDir, JobPaths) {
 }
 
 fn record(state: RecordState) -> Record {
-    let mut record = Record::closed(JobId::parse("4711").unwrap(), 1000, state, "why".into());
+    let mut record = Record::without_mps(JobId::parse("4711").unwrap(), 1000, state, "why".into());
     record.deadline_s = 20;
     record
 }

@@ -193,7 +193,7 @@ fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directo
         .for_each(|pipe| fs::create_dir_all(pipe).expect("pipe"));
     assert_eq!(mounted(), [Some(shared[1].clone())], "without a record");
     fs::create_dir_all(enroot.job()).expect("job");
-    let mut record = Record::closed(
+    let mut record = Record::without_mps(
         JobId::parse("42").expect("an id"),
         1001,
         RecordState::Ready,

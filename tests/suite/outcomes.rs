@@ -302,7 +302,7 @@ fn a_job_and_a_user_have_a_bounded_number_of_steps_with_an_mps_of_their_own_on_a
     for number in 0..40 {
         let step = JobId::parse(&format!("1.9{number}")).expect("a step");
         let why = "no need".to_owned();
-        let left_out = Record::closed(step.clone(), 1001, RecordState::Unneeded, why);
+        let left_out = Record::without_mps(step.clone(), 1001, RecordState::Unneeded, why);
         let text = serde_json::to_string(&left_out).expect("JSON");
         let (files, mut world) = (paths().job(&step), world.borrow_mut());
         world.files.insert(files.directory().to_owned(), None);

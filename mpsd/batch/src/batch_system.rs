@@ -129,7 +129,7 @@ pub trait Located {
     fn has_file_of(&self, _: &JobId) -> bool {
         false
     }
-    /// What it knows of the jobs on `node`. It may be asked at once.
+    /// What it knows of the jobs on `node`. This may ask the scheduler.
     fn known_jobs(&self, node: &str) -> KnownJobs;
     /// The way to take `node` out of service and back.
     fn controller(&self, node: &str) -> Box<dyn Controller>;

@@ -103,7 +103,7 @@ mod tests {
 
     fn record(tasks: u32) -> Record {
         let id = JobId::parse("7").unwrap();
-        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
         record.by_site = Some(BySite {
             tasks,
             if_tasks_meet: true,

@@ -27,7 +27,7 @@ fn record(per_gpu: bool) -> Record {
             true => vec![daemon("pipe-0", &[1]), daemon("pipe-1", &[2])],
             false => vec![daemon("pipe", &[1, 2])],
         },
-        ..Record::closed(id, 1000, RecordState::Ready, String::new())
+        ..Record::without_mps(id, 1000, RecordState::Ready, String::new())
     }
 }
 

@@ -31,7 +31,7 @@ impl Refusal {
     }
 }
 
-/// A proof by root that the node is broken. Each kind has a test.
+/// What root has proved. Each kind has a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
@@ -40,13 +40,16 @@ pub enum Evidence {
     /// NVML cannot be loaded, does not answer in time, or reports a dead driver.
     Nvml,
     GpuLost,
+    /// The driver holds a process of the job's MPS that outlived SIGKILL.
     Survivor,
     /// Root cannot make one of our files in a place that only root can write.
     Storage,
+    /// An unusable `mpsd.toml`, run_dir or call. The node is misconfigured, not broken.
     Configuration,
 }
 
-/// This node is broken, on root's evidence. It is drained.
+/// This node is broken or misconfigured, on root's evidence. A broken node is drained
+/// ([`Fault::drains`]).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Fault {

@@ -184,8 +184,8 @@ pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
 }
 
 impl Record {
-    /// A record without MPS: the job is refused, failed, or still starting.
-    pub fn closed(job: JobId, uid: u32, state: RecordState, reason: String) -> Self {
+    /// The job is refused, failed, needs none, or is still starting.
+    pub fn without_mps(job: JobId, uid: u32, state: RecordState, reason: String) -> Self {
         Self {
             version: VERSION,
             job,
@@ -393,7 +393,7 @@ mod tests {
 
     fn record(state: RecordState, deadline_s: u32) -> RecordRead {
         let job = JobId::parse("4711").unwrap();
-        let mut record = Record::closed(job, 1000, state, "why".to_owned());
+        let mut record = Record::without_mps(job, 1000, state, "why".to_owned());
         record.deadline_s = deadline_s;
         RecordRead::Found(Box::new(record))
     }

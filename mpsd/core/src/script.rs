@@ -109,7 +109,7 @@ mod tests {
     use crate::{GpuUuid, JobId};
 
     fn record(gpus: &[u32]) -> Record {
-        let mut record = Record::closed(
+        let mut record = Record::without_mps(
             JobId::parse("7").unwrap(),
             1000,
             RecordState::Ready,

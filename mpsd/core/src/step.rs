@@ -167,7 +167,7 @@ mod tests {
 
     fn record(job: &str) -> Record {
         let id = JobId::parse("7").unwrap();
-        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
         record.request = Some(request(job));
         record.gpus = vec![RecordGpu {
             index: 1,

@@ -77,7 +77,7 @@ fn numbers_of_a_slurm_step_are_the_nodes() {
 /// A job of two GPUs, the node's 1 and 2, whose ranks are bound in turn.
 fn two_gpus() -> Record {
     let id = JobId::parse("7").unwrap();
-    let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+    let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
     let gpu = |index: u32| RecordGpu {
         index,
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),

@@ -194,7 +194,7 @@ mod tests {
 
     fn places(names: DeviceNames, gpus: usize) -> Places {
         let uuid = |number: usize| GpuUuid::parse(&format!("GPU-0000000{number}")).unwrap();
-        let mut record = Record::closed(
+        let mut record = Record::without_mps(
             JobId::parse("7").unwrap(),
             1000,
             RecordState::Ready,

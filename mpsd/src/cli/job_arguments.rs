@@ -92,7 +92,7 @@ impl JobArguments {
     }
 
     /// The request of a job; `None`: there is none, or MPS is off. Calls `settings` only for a job
-    /// of a queue.
+    /// of a queue, or if it refuses an account.
     ///
     /// # Errors
     /// A refusal of the request.

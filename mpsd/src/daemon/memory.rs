@@ -300,7 +300,7 @@ mod tests {
         };
         put(&paths.job(&id).sharers(), r#"["7","8"]"#);
         let job = |job: &str| JobId::parse(job).unwrap();
-        let mut record = Record::closed(job("7"), 0, RecordState::Ready, String::new());
+        let mut record = Record::without_mps(job("7"), 0, RecordState::Ready, String::new());
         record.rank_memory = vec![vec![(gpu.clone(), 1024)]];
         put(&paths.job(&job("7")).record(), &record.to_text().unwrap());
         put(&paths.job(&job("8")).record(), r#"{"version": 99}"#);

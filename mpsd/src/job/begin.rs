@@ -220,7 +220,7 @@ fn leave_out<N: Node>(
     let left = match held {
         Ok(Some(_held)) => {
             let (uid, state) = (job.user.uid, RecordState::Unneeded);
-            let mut record = Record::closed(id.clone(), uid, state, line.clone());
+            let mut record = Record::without_mps(id.clone(), uid, state, line.clone());
             record.request = Some(job.request.clone());
             record.by_site = job.by_site.then(BySite::default);
             record.warnings.extend((!job.by_site).then(|| line.clone()));
@@ -289,7 +289,7 @@ fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, 
         let reason = "its MPS is being started".to_owned();
         node.write_record(&Record {
             deadline_s: u32::try_from(job.settings.deadline.as_secs()).unwrap_or(u32::MAX),
-            ..Record::closed(id.clone(), job.user.uid, RecordState::Starting, reason)
+            ..Record::without_mps(id.clone(), job.user.uid, RecordState::Starting, reason)
         })?;
     }
     Ok(held)

@@ -1,5 +1,5 @@
-//! A job's claim on a GPU: its account and compute mode, changed together under one lock. And
-//! claims of jobs that are gone.
+//! A job's claim on a GPU: its account and compute mode, changed together under one lock. The
+//! claims of jobs that are gone are removed here too.
 
 use super::account::Account;
 use super::node::{Node, Severity};

@@ -1,5 +1,5 @@
-//! What counts against the node: the one place where a failed start, or a process that is left
-//! over, becomes evidence.
+//! What counts against the node: whether a hang is evidence, and the drain. Other evidence is made
+//! where it is found ([`Evidence`] has the kinds).
 //!
 //! Evidence is positive, and about what root itself started or proved: the driver holds the process
 //! in every one of several samples, and again a minute later ([`super::ledger::Suspicion`]). What
@@ -26,7 +26,7 @@ const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
 /// A start that failed. If starts of two users fail within [`ledger::WINDOW`], the administrator is
-/// told. It is no evidence, because two users who work together can cause it.
+/// told. That is never evidence: two users who work together can cause it.
 ///
 /// A failed start does not count if one user may be the cause: that user has another process here,
 /// or holds the GPU, or filled the file system of the pipes.

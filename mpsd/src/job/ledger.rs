@@ -39,7 +39,7 @@ pub struct Ledger {
     failed_starts: BTreeMap<u32, LastFailure>,
     #[serde(default)]
     pub suspicions: Vec<Suspicion>,
-    /// The NVML process of a mere look that outlived SIGKILL.
+    /// An NVML process that outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
     /// The GPUs as NVML last told them to a job's start, so that the next one need not wait for

@@ -210,11 +210,11 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and ours above it if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// Starts `mpsd` as the job's user. It starts the control daemons, and waits with their
-    /// servers.
+    /// Starts `mpsd` as the job's user. It starts the control daemons, but no server before
+    /// [`Daemons::await_ready`].
     fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
-    /// Lets it start the servers, waits for its report, and proves what root can prove of it. Returns the control daemons and
-    /// servers, as root saw them.
+    /// Lets it start the servers, waits for its report, and proves what root can prove of it.
+    /// Returns the control daemons and servers, as root saw them.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     fn probe(

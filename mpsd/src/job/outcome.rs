@@ -18,8 +18,8 @@ use mpsd_core::{Failure, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
-/// What a held prologue keeps of its time, to end by itself.
-const HOLD_MARGIN: Duration = Duration::from_secs(1);
+/// What a prologue that ends late keeps of its time, to end by itself.
+const EXIT_MARGIN: Duration = Duration::from_secs(1);
 
 /// Exit code of a start that only the node can have failed: like 2, but the try must not count
 /// against the job.
@@ -78,7 +78,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     if let Some(user) = job.user.filter(|_| !by_site) {
         let (scheduler, name) = (submission.scheduler, job.place.node);
         let report = JobReport::not_started(id, scheduler, name, user, told);
-        node.keep(JobOutcome::Refused(&report));
+        node.keep(JobOutcome::NotStarted(&report));
     }
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
@@ -113,10 +113,10 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
         end_script(node, job);
     }
     if job.awaited && failure.kind() != FailureKind::Refusal && !drained {
-        hold(node, submission, job.deadline);
+        delay_exit(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.record, failure);
-    // Neither a hold nor a drain tells the administrator that the job waits for this node, or that
+    // Neither a late exit nor a drain tells the administrator that the job waits for this node, or that
     // its configuration is unusable.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
     if is_unseen && !drained && job.settings.drain.enabled {
@@ -134,7 +134,7 @@ fn is_misconfigured(failure: &Failure) -> bool {
 /// The job did not ask, so it runs as if there were no MPS. Its record says why.
 pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) {
     let line = Mode::auto_without(&failure.to_string());
-    let mut record = Record::closed(id.clone(), uid, RecordState::Unneeded, line);
+    let mut record = Record::without_mps(id.clone(), uid, RecordState::Unneeded, line);
     // Without a request no step of it tries again.
     record.by_site = Some(BySite::default());
     let written = node
@@ -338,13 +338,13 @@ fn end_script(node: &mut impl Node, job: &Failing<'_>) {
 /// [`retries_at_once`]). An interactive job is aborted instead.
 ///
 /// [`retries_at_once`]: batch::SystemFacts::retries_at_once
-fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
+fn delay_exit(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
     if submission.interactive || !batch::of(submission.scheduler).facts().retries_at_once {
         return;
     }
     let line = "the exit is held back until the deadline, or the scheduler would try again at once";
     node.log(Severity::Warning, line);
-    node.wait_until(deadline.less(HOLD_MARGIN));
+    node.wait_until(deadline.less(EXIT_MARGIN));
 }
 
 /// Leaves the failure for the job's tasks; whether that could be done.
@@ -353,7 +353,7 @@ pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failu
         Failure::Refusal(_) => RecordState::Refused,
         Failure::Fault(_) | Failure::Undetermined(_) => RecordState::Failed,
     };
-    let mut record = Record::closed(job.clone(), uid, state, failure.to_string());
+    let mut record = Record::without_mps(job.clone(), uid, state, failure.to_string());
     // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration
     // does not drain.
     record.of_node = !failure.may_be_users();

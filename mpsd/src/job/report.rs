@@ -30,7 +30,7 @@ pub enum JobOutcome<'a> {
     Drained,
     /// Its start failed, and its user may read why. Root keeps no report of it, because it would
     /// push out one of a job with MPS.
-    Refused(&'a JobReport),
+    NotStarted(&'a JobReport),
 }
 
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.

@@ -15,7 +15,7 @@ pub const SPEC_FD: i32 = 3;
 /// and reads [`GO`] from it.
 pub const REPORT_FD: i32 = 4;
 
-/// Root sends this when the servers may start: the GPUs are claimed, and their modes set.
+/// Root opens the gate by this: the GPUs are claimed, their modes set, and the servers may start.
 pub const GO: &[u8] = b"\n";
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).

@@ -193,7 +193,8 @@ pub trait Store: Files {
         self.lock_in_time(&self.job_lock(job))
     }
 
-    /// Who keeps this lock began the MPS for another job of the same user, who can stop that.
+    /// The holder of this lock begins the MPS for another job of the same user. That user can stop
+    /// the holder, so a wait that times out can be the user's doing.
     fn lock_shared(&mut self, id: &JobId, time: Duration) -> Result<LockGuard, Failure> {
         let held = self.lock_until(&self.job_lock(id), Deadline::after(time));
         held.map_err(|failure| match failure {

@@ -157,7 +157,7 @@ impl Files for RealNode {
         let limit = self.settings.teardown / 4;
         if let Err(why) = reports::keep(&self.settings.paths, &self.site.reports, outcome, limit) {
             let line = match outcome {
-                JobOutcome::Ended(report) | JobOutcome::Refused(report) => {
+                JobOutcome::Ended(report) | JobOutcome::NotStarted(report) => {
                     format!("job {}: no report: {why}", report.job)
                 }
                 JobOutcome::Failed(_) => format!("a failed start is not counted: {why}"),

@@ -81,7 +81,7 @@ pub fn keep(
     }
     let keep = || match outcome {
         JobOutcome::Ended(report) => write(paths, rule, report),
-        JobOutcome::Refused(report) => keep_copy(paths, report, rule.days),
+        JobOutcome::NotStarted(report) => keep_copy(paths, report, rule.days),
         JobOutcome::Failed(kind) => {
             change(&directory(paths)?, |tally| tally.failed(kind)).map(drop)
         }

@@ -144,7 +144,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             && !case.by_site
             && !case.submission.interactive
             && settings.reports.keep > 0,
-        ..Record::closed(job.clone(), case.uid, RecordState::Starting, String::new())
+        ..Record::without_mps(job.clone(), case.uid, RecordState::Starting, String::new())
     };
     let plan = Plan {
         record,
@@ -196,7 +196,7 @@ impl Draft<'_> {
             reason: None,
             gpus,
             daemons: vec![daemon.clone()],
-            ..Record::closed(id, uid, RecordState::Starting, String::new())
+            ..Record::without_mps(id, uid, RecordState::Starting, String::new())
         };
         let effects = daemon_effects(self.settings, 1, vec![Effect::ClaimGpu { gpu }]);
         Plan {

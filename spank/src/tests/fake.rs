@@ -347,7 +347,8 @@ pub fn record(job: &str, state: RecordState) -> Record {
         cpus: None,
         memory_mib: None,
     };
-    let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
+    let mut record =
+        Record::without_mps(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
     record.request = "MPS=on,MPS_THREADS=50".parse().ok();
     record.named = true;
     record.gpus = vec![gpu(2), gpu(3)];

@@ -273,7 +273,7 @@ impl Files for Sim {
     fn keep(&mut self, outcome: JobOutcome<'_>) {
         match outcome {
             JobOutcome::Ended(report) => self.step(|world| world.reports.push(report.clone())),
-            JobOutcome::Refused(report) => self.world.borrow_mut().reports.push(report.clone()),
+            JobOutcome::NotStarted(report) => self.world.borrow_mut().reports.push(report.clone()),
             JobOutcome::Failed(kind) => self.world.borrow_mut().failed.push(kind),
             JobOutcome::Drained => self.world.borrow_mut().drained += 1,
         }

@@ -321,7 +321,7 @@ pub(super) mod tests {
 
     /// A ready job of user 1000 with two GPUs behind one daemon.
     pub fn status() -> JobStatus {
-        let mut record = Record::closed(
+        let mut record = Record::without_mps(
             JobId::parse("7").unwrap(),
             1000,
             RecordState::Ready,
@@ -424,7 +424,7 @@ pub(super) mod tests {
     #[test]
     fn a_jobs_own_limits_are_those_of_its_record() {
         let id = JobId::parse("7").unwrap();
-        let mut record = Record::closed(id, 1000, RecordState::Ready, String::new());
+        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
         record.rank_threads = vec!["25".parse().unwrap()];
         record.rank_memory = vec![vec![(gpu(0), 4096)]];
         let json = serde_json::to_value(JobStatus::of_record(&record)).unwrap();
