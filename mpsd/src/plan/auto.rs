@@ -63,7 +63,7 @@ pub(super) fn expect_unnoticed(
     let has_all = gpus.len() == draft.inventory.gpus.len();
     if let Some((tasks, most)) = tasks {
         refuse(format!("a GPU takes {most} of its {tasks} tasks"))
-    } else if draft.request.mode == Mode::PerGpu && gpus.len() > 1 {
+    } else if draft.filled.mode == Mode::PerGpu && gpus.len() > 1 {
         refuse("a daemon for each GPU would change CUDA_VISIBLE_DEVICES".to_owned())
     } else if !alike {
         refuse("its GPUs are not alike, and CUDA counts the fastest first".to_owned())

@@ -17,10 +17,10 @@ pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the
 #[derive(Debug, Clone)]
 pub(super) struct Draft<'a> {
     /// What the user wrote.
-    pub written: &'a Request,
+    pub request: &'a Request,
     pub syntax: Syntax,
     /// The same with the site's defaults.
-    pub request: Request,
+    pub filled: Request,
     pub settings: &'a Settings,
     pub inventory: &'a Inventory,
     /// The job's.
@@ -38,13 +38,13 @@ pub(super) struct Draft<'a> {
 impl Draft<'_> {
     /// Refuses the user's word of `key`.
     pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
-        let word = self.syntax.token(key, self.request.value(key).as_deref());
+        let word = self.syntax.token(key, self.filled.value(key).as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
 
     /// Refuses an option of a whole daemon if the user's other jobs share that daemon.
     pub fn check_shared(&self) -> Result<(), Refusal> {
-        let key = match self.written {
+        let key = match self.request {
             _ if !self.shared => return Ok(()),
             Request {
                 mode: Mode::PerGpu, ..
@@ -69,12 +69,12 @@ impl Draft<'_> {
             _ => return Vec::new(),
         };
         let mut forgotten = Vec::new();
-        if self.written.threads.is_none() && self.request.threads == Some(Threads::Auto) {
-            self.request.threads = None;
+        if self.request.threads.is_none() && self.filled.threads == Some(Threads::Auto) {
+            self.filled.threads = None;
             forgotten.push("threads");
         }
-        if self.written.memory.is_none() && self.request.memory == Some(MemoryLimit::Auto) {
-            self.request.memory = None;
+        if self.request.memory.is_none() && self.filled.memory == Some(MemoryLimit::Auto) {
+            self.filled.memory = None;
             forgotten.push("mem");
         }
         let note = |key| format!("[defaults] {key} = \"auto\" sets no limit: {why}");
@@ -93,7 +93,7 @@ impl Draft<'_> {
         let old = self.gpus.iter().find(|gpu| !gpu.is_volta_or_later());
         let new = self.gpus.iter().find(|gpu| gpu.is_volta_or_later());
         match old.zip(new) {
-            Some((old, new)) if self.request.mode != Mode::PerGpu => Err(Refusal::new(
+            Some((old, new)) if self.filled.mode != Mode::PerGpu => Err(Refusal::new(
                 format!("one MPS daemon for '{}' and '{}'", old.name, new.name),
                 "one daemon serves only GPUs before Volta, or only later ones",
                 "MPS=per-gpu, one daemon for each GPU",

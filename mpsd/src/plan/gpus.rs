@@ -146,9 +146,9 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
 
 /// How the job's tasks are bound, and how `CUDA_VISIBLE_DEVICES` names what they see.
 pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
-    let bind = draft.request.bind.unwrap_or(Bind::DEFAULT);
+    let bind = draft.filled.bind.unwrap_or(Bind::DEFAULT);
     let usual = draft.settings.cuda_visible_devices;
-    let names = draft.request.visible.unwrap_or(usual);
+    let names = draft.filled.visible.unwrap_or(usual);
     if !has_devices(&draft.gpus) {
         return Ok((bind, names));
     }
@@ -157,7 +157,7 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
         let word = draft.syntax.token(key, Some(&value));
         Err(Refusal::new(word, why, allowed))
     };
-    match (draft.written.bind, draft.written.visible) {
+    match (draft.request.bind, draft.request.visible) {
         (Some(bind), _) if several && bind == Bind::None => {
             let why = "a process sees one MIG device, and the job has several";
             refused(Key::Bind, bind.to_string(), why, "block, cyclic, closest")

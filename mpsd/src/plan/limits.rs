@@ -76,7 +76,7 @@ impl Draft<'_> {
         Ok(Limits {
             threads,
             memory,
-            priority: self.request.priority,
+            priority: self.filled.priority,
             rank_threads,
             rank_memory,
         })
@@ -140,7 +140,7 @@ impl Draft<'_> {
     /// The daemon gets the largest value of a list: clients can only lower it
     /// (docs/facts/mps-control.md#clients).
     fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
-        let (most, ranks) = match (&self.request.threads, self.request.replicas) {
+        let (most, ranks) = match (&self.filled.threads, self.filled.replicas) {
             (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
             (None, None) => (None, Vec::new()),
             (Some(Threads::Auto), _) => {
@@ -154,7 +154,7 @@ impl Draft<'_> {
         let Some(ceiling) = of_site.into_iter().chain(of_job).min() else {
             return Ok((most, ranks));
         };
-        let refused = match (&self.written.threads, self.written.replicas) {
+        let refused = match (&self.request.threads, self.request.replicas) {
             _ if most <= Some(ceiling) => None,
             (_, Some(_)) => {
                 let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
@@ -186,7 +186,7 @@ impl Draft<'_> {
             })
         };
         let all = |amount: Amount| self.on_each(|gpu| self.mebibytes(gpu, amount));
-        let daemons = match (&self.request.memory, self.request.replicas) {
+        let daemons = match (&self.filled.memory, self.filled.replicas) {
             (_, Some(replicas)) => even((1, replicas.into()))?,
             (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
             (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
@@ -218,7 +218,7 @@ impl Draft<'_> {
     }
 
     fn untold_part(&self, gpu: &Gpu) -> Refusal {
-        let key = match self.request.replicas {
+        let key = match self.filled.replicas {
             Some(_) => Key::Replicas,
             None => Key::Mem,
         };
@@ -239,8 +239,8 @@ impl Draft<'_> {
     /// refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
-        let typed = match &self.written.memory {
-            None | Some(MemoryLimit::Auto) => self.written.replicas.map(|_| Key::Replicas),
+        let typed = match &self.request.memory {
+            None | Some(MemoryLimit::Auto) => self.request.replicas.map(|_| Key::Replicas),
             Some(_) => Some(Key::Mem),
         };
         let most = match self.settings.ceilings.memory {
@@ -350,11 +350,11 @@ mod tests {
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))
             .collect();
-        let written = Request::from_account(account).unwrap().unwrap();
+        let request = Request::from_account(account).unwrap().unwrap();
         let draft = Draft {
-            written: &written,
+            request: &request,
             syntax: Syntax::Account,
-            request: settings.with_defaults(&written),
+            filled: settings.with_defaults(&request),
             settings: &settings,
             inventory: &Inventory::default(),
             gpus: gpus.iter().collect(),

@@ -47,9 +47,9 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let settings = case.config.for_node(case.node, &products)?;
     let (shared, part) = sharing(case, &settings);
     let mut draft = Draft {
-        written: case.request,
+        request: case.request,
         syntax: case.syntax,
-        request: settings.with_defaults(case.request),
+        filled: settings.with_defaults(case.request),
         settings: &settings,
         inventory: case.inventory,
         gpus: gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?,
@@ -61,17 +61,16 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     draft.check_shared()?;
     let mut notes = draft.forget_auto_of_site();
     let (bind, names) = gpus::binding(&draft)?;
-    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.request.mode != Mode::PerGpu
-    {
-        draft.request.mode = Mode::PerGpu;
+    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.filled.mode != Mode::PerGpu {
+        draft.filled.mode = Mode::PerGpu;
         let note =
             "one daemon for each MIG device, and one of them for each task: a process sees no more";
         notes.push(note.to_owned());
     }
     if shared && draft.gpus.len() > 1 {
-        draft.request.mode = Mode::PerGpu;
+        draft.filled.mode = Mode::PerGpu;
     }
-    let per_gpu = draft.request.mode == Mode::PerGpu;
+    let per_gpu = draft.filled.mode == Mode::PerGpu;
     draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(per_gpu, tasks, gpus));
     draft.check_generations()?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
@@ -80,7 +79,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         auto::expect_unnoticed(&draft, case.devices, clients)?;
     }
     let too_many_tasks = draft.check_tasks(clients)?;
-    let replicas = draft.request.replicas.zip(clients);
+    let replicas = draft.filled.replicas.zip(clients);
     let too_many_replicas = replicas.filter(|(replicas, most)| replicas > most);
     let too_many_replicas = too_many_replicas.map(|(replicas, most)| {
         let kind = gpus::kind(&draft.gpus);
@@ -93,7 +92,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         true => draft.shared_daemons(case.uid)?,
         false => draft.daemons(&limits, &settings.paths.job(job)),
     };
-    let request = &draft.request;
+    let filled = &draft.filled;
     let unranked = without_rank(case, &draft);
     let warnings = [too_many_tasks, too_many_replicas, unranked];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
@@ -125,8 +124,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         divided: AutoDivisors {
             threads: draft
                 .meeting
-                .filter(|_| request.threads == Some(Threads::Auto) && !shared),
-            memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto) && !shared),
+                .filter(|_| filled.threads == Some(Threads::Auto) && !shared),
+            memory: memory_parts.filter(|_| filled.memory == Some(MemoryLimit::Auto) && !shared),
         },
         names: Some(names),
         same_numbers: alike && places.all(|(gpu, place)| gpu.index == place),
@@ -138,9 +137,9 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         }),
         warnings: warnings.into_iter().flatten().collect(),
         takes_turns: may_share(case, &settings).0 && !shared,
-        report: request.report == Some(true) && !case.by_site,
+        report: filled.report == Some(true) && !case.by_site,
         // An allocation's user asks `mpsctl status`, and its steps are not its end.
-        summary: request.report.is_none()
+        summary: filled.report.is_none()
             && !case.by_site
             && !case.submission.interactive
             && settings.reports.keep > 0,
@@ -152,15 +151,15 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         shared: begin_shared,
         minors: minors(draft.gpus.iter().copied()),
         notes,
-        verify: request.verify == Some(true),
-        then: request.plan_lines().collect(),
+        verify: filled.verify == Some(true),
+        then: filled.plan_lines().collect(),
     };
     Ok((settings, plan))
 }
 
 impl Draft<'_> {
     fn daemons(&self, limits: &Limits, paths: &JobPaths) -> Vec<Daemon> {
-        let size = match self.request.mode {
+        let size = match self.filled.mode {
             Mode::PerGpu => 1,
             Mode::PerNode | Mode::Auto | Mode::Own | Mode::Off => self.gpus.len(),
         };
@@ -220,7 +219,7 @@ impl Draft<'_> {
         let why =
             format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
         // Without MPS all tasks would run, so `auto` gives none.
-        if self.written.mode == Mode::Auto {
+        if self.request.mode == Mode::Auto {
             let what = format!(
                 "{} tasks on {} {kind}s",
                 self.tasks.unwrap_or(0),
@@ -327,7 +326,7 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
 /// What happens to a program that the job's script starts without a rank. Slurm gives a script a
 /// rank.
 fn without_rank(case: &Case<'_>, draft: &Draft<'_>) -> Option<String> {
-    let per_gpu = draft.request.mode == Mode::PerGpu && draft.gpus.len() > 1;
+    let per_gpu = draft.filled.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let system = batch::of(case.submission.scheduler);
     let warning = "with a daemon for each GPU a program without a rank sees no GPU: start each rank with \
                    'mpsctl exec -- COMMAND'";
