@@ -125,8 +125,8 @@ pub struct CallOptions {
     pub sister: bool,
 }
 
-/// The place of a scheduler on this node, by the configuration and the environment. Empty fields
-/// are searched for.
+/// What the site's configuration and the environment say of where a scheduler is on this node. A
+/// scheduler's folder searches for the empty fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Site {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.

@@ -151,7 +151,7 @@ impl RealNode {
         groups: Vec<u32>,
         cgroup: Option<OwnedFd>,
     ) -> Spawn {
-        let gid = match self.site.daemon_group {
+        let gid = match self.in_force.daemon_group {
             0 => gid,
             own => own,
         };
@@ -173,7 +173,7 @@ impl RealNode {
         line: &str,
     ) -> Result<(), String> {
         let paths = &self.settings.paths;
-        let made = site_directory::make_cgroup(paths, &self.site.cgroup, &Cgroup::passing())?;
+        let made = site_directory::make_cgroup(paths, &self.in_force.cgroup, &Cgroup::passing())?;
         let cgroup = made.map(|path| Cgroup::open(&path)).transpose();
         let cgroup = cgroup.map_err(|error| error.to_string())?.flatten();
         let written = self.run_note(user, file, line, cgroup.as_ref());

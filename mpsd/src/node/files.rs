@@ -155,7 +155,9 @@ impl Files for RealNode {
 
     fn keep(&mut self, outcome: JobOutcome<'_>) {
         let limit = self.settings.teardown / 4;
-        if let Err(why) = reports::keep(&self.settings.paths, &self.site.reports, outcome, limit) {
+        if let Err(why) =
+            reports::keep(&self.settings.paths, &self.in_force.reports, outcome, limit)
+        {
             let line = match outcome {
                 JobOutcome::Ended(report) | JobOutcome::NotStarted(report) => {
                     format!("job {}: no report: {why}", report.job)

@@ -44,7 +44,7 @@ impl Daemons for RealNode {
         open_trusted(control).map(drop).map_err(|e| {
             let evidence = unless_scarce(Evidence::VendorProgram, e.errno());
             let failed = failure(evidence, "NVIDIA's MPS control daemon", e.to_string());
-            unless_no_gpu_host(failed, &self.site.nvml)
+            unless_no_gpu_host(failed, &self.in_force.nvml)
         })
     }
 
@@ -58,7 +58,7 @@ impl Daemons for RealNode {
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
         let name = journal.job.directory_name();
-        let made = site_directory::make_cgroup(&self.settings.paths, &self.site.cgroup, &name);
+        let made = site_directory::make_cgroup(&self.settings.paths, &self.in_force.cgroup, &name);
         if made.is_ok() {
             // Other jobs that begin and end now may hold our lock of it for longer than a second
             // look waits.
@@ -93,7 +93,7 @@ impl Daemons for RealNode {
         let (job, user, group) = (
             &journal.job,
             text::user(&journal.user),
-            self.site.daemon_group,
+            self.in_force.daemon_group,
         );
         let lacking = confine::lacking();
         if !lacking.is_empty() {
@@ -308,7 +308,7 @@ mod tests {
         let base = sites.path().to_owned();
         std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
         let ((dir, mut node), mut journal) = (node(), journal());
-        node.site.cgroup = CgroupRule::Below(base.clone());
+        node.in_force.cgroup = CgroupRule::Below(base.clone());
         journal.cgroup = node.make_cgroup(&journal).unwrap();
         assert_eq!(journal.cgroup, Some(base.join("10.srv")));
         let other = Dir::open(dir.path()).unwrap();

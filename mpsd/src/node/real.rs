@@ -50,8 +50,8 @@ pub(super) struct Started {
 pub struct RealNode {
     pub(super) program: &'static str,
     pub(super) settings: NodeSettings,
-    /// The site's, except that the NVML library is that of the job in hand.
-    pub(super) site: Settings,
+    /// In force on this node, except that the NVML library is that of the job in hand.
+    pub(super) in_force: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
     pub(super) worker: Option<NvmlWorker>,
@@ -75,7 +75,7 @@ impl RealNode {
         Self {
             program,
             settings: NodeSettings::new(settings, limit, teardown),
-            site: settings.clone(),
+            in_force: settings.clone(),
             mpsd: beside("mpsd").unwrap_or_default(),
             nvml_time: NVML_TIME.min(limit / 3),
             worker: None,
@@ -90,7 +90,7 @@ impl RealNode {
     /// Whether a process keeps the lock of the site's directory that holds the job's cgroup. Then
     /// the cgroup cannot be reached, and the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
-        let base = match (&journal.cgroup, &self.site.cgroup) {
+        let base = match (&journal.cgroup, &self.in_force.cgroup) {
             (Some(path), _) => path.parent(),
             (None, CgroupRule::Below(base)) => Some(base.as_path()),
             (None, CgroupRule::None | CgroupRule::Auto) => None,
@@ -111,7 +111,7 @@ impl RealNode {
         }
         // Its maker may have been killed before it journaled the path.
         let name = journal.job.directory_name();
-        match &self.site.cgroup {
+        match &self.in_force.cgroup {
             _ if !journal.has_begun(&Effect::MakeCgroup) => None,
             CgroupRule::None => None,
             CgroupRule::Auto => Cgroup::find(&name),
@@ -170,7 +170,7 @@ impl RealNode {
     fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
-            None => NvmlWorker::start(&beside("mpsd")?, &self.site.nvml, self.nvml_time)?,
+            None => NvmlWorker::start(&beside("mpsd")?, &self.in_force.nvml, self.nvml_time)?,
         };
         let answer = worker.ask(question);
         match &answer {
@@ -191,8 +191,8 @@ pub(super) fn uid_of(pid: i32) -> Option<u32> {
 
 impl Gpus for RealNode {
     fn use_nvml(&mut self, library: &str) {
-        if self.site.nvml != library {
-            library.clone_into(&mut self.site.nvml);
+        if self.in_force.nvml != library {
+            library.clone_into(&mut self.in_force.nvml);
             self.worker = None;
         }
     }
@@ -200,7 +200,7 @@ impl Gpus for RealNode {
     fn prepare_nvml(&mut self, gpus: &[GpuUuid]) {
         if self.worker.is_none() {
             let started = beside("mpsd")
-                .and_then(|mpsd| NvmlWorker::start(&mpsd, &self.site.nvml, PREPARATION));
+                .and_then(|mpsd| NvmlWorker::start(&mpsd, &self.in_force.nvml, PREPARATION));
             self.worker = started.ok().map(|mut worker| {
                 worker.limit = self.nvml_time;
                 worker.attach(gpus);
@@ -220,7 +220,7 @@ impl Gpus for RealNode {
 
     fn inventory(&mut self) -> Result<Inventory, Failure> {
         let inventory = self.ask(&Question::Inventory);
-        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
+        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.in_force.nvml))
     }
 
     fn inventory_again(
@@ -229,7 +229,7 @@ impl Gpus for RealNode {
         gpus: &[GpuUuid],
     ) -> Result<Inventory, Failure> {
         let inventory = self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()));
-        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.site.nvml))
+        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.in_force.nvml))
     }
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
