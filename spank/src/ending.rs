@@ -33,7 +33,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let is_last = tasks.is_none_or(|all| state.step.ended_tasks >= all);
     let status = slurm.item(Item::TaskExitStatus);
     let status = status.filter(|status| *status != 0);
-    let ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
+    let mut ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
     state.step.has_rank_0 |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
     // A step that opted out did not fail by that MPS, and must not take the words that other tasks
     // are to show.
@@ -43,6 +43,8 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let Some(mps) = mps_of_step(slurm, node, state) else {
         return;
     };
+    // A step from outside, as of 'srun --jobid', inherits nothing of the script.
+    ends_job &= !mps.record.script || state.step.own_daemon || step::is_script(slurm);
     if let Some(status) = status {
         note_killed(slurm, node, status, &mps);
     }
@@ -98,8 +100,9 @@ fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     };
     let advice = advice::of(&facts).filter(|_| !record.shared);
     let advice = advice.map(|advice| format!("advice: {}", advice.text));
-    let text = observed.lines(&record.gpus).into_iter().chain(advice);
-    let text: Vec<String> = text.collect();
+    let busy = observed.busy(&record.gpus, record.shared);
+    let text = observed.lines(&record.gpus).into_iter();
+    let text: Vec<String> = text.chain(busy).chain(advice).collect();
     let by = match record.shared {
         true => "the mpsd of all jobs that share it,",
         false => "its own mpsd",

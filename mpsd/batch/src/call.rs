@@ -60,8 +60,10 @@ pub struct Submission {
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
     /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts
-    /// it. Slurm: a job of salloc or sbatch; the job's own prolog cannot tell which.
+    /// it. Slurm: a job of salloc.
     pub interactive: bool,
+    /// Slurm: a job of sbatch.
+    pub script: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
 }

@@ -227,20 +227,24 @@ impl Observations {
         let none = self.refused.len();
         let none = (none > 0).then(|| format!("{none} got no context"));
         let of_all = shared.then(|| "in all jobs that share its MPS".to_owned());
-        let busy = |gpu: &RecordGpu| {
+        let all: Vec<String> = [clients]
+            .into_iter()
+            .chain(none)
+            .chain(of_all)
+            .chain(self.busy(gpus, shared))
+            .collect();
+        all.join(", ")
+    }
+
+    /// `GPU 92 % busy` for each GPU with counters. The counters of a shared MPS are of all its jobs.
+    pub fn busy(&self, gpus: &[RecordGpu], shared: bool) -> impl Iterator<Item = String> {
+        let busy = move |gpu: &RecordGpu| {
             let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
             let number = (gpus.len() > 1).then(|| format!(" {}", gpu.index));
             let number = number.unwrap_or_default();
             Some(format!("GPU{number} {percent} % busy"))
         };
-        let busy = gpus.iter().filter(|_| !shared).filter_map(busy);
-        let all: Vec<String> = [clients]
-            .into_iter()
-            .chain(none)
-            .chain(of_all)
-            .chain(busy)
-            .collect();
-        all.join(", ")
+        gpus.iter().filter(move |_| !shared).filter_map(busy)
     }
 
     /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay,

@@ -175,6 +175,9 @@ pub struct Record {
     pub report: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
+    /// Slurm: its batch script is its end. A step may come from outside.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub script: bool,
 }
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
@@ -216,6 +219,7 @@ impl Record {
             takes_turns: false,
             report: false,
             summary: false,
+            script: false,
         }
     }
 

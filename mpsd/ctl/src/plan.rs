@@ -157,6 +157,7 @@ impl PlanVerb {
             queue: given.queue.clone(),
             node: None,
             interactive: false,
+            script: false,
             step: false,
             sluid: None,
         };

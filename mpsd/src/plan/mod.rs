@@ -143,6 +143,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             && !case.by_site
             && !case.submission.interactive
             && settings.reports.keep > 0,
+        script: case.submission.script,
         ..Record::without_mps(job.clone(), case.uid, RecordState::Starting, String::new())
     };
     let plan = Plan {

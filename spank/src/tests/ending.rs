@@ -198,7 +198,7 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
         (
             false,
             0,
-            "0 clients: no CUDA program used its MPS; advice: no CUDA program used this job's MPS",
+            "0 clients: no CUDA program used its MPS; GPU 92 % busy; advice: no CUDA program used this job's MPS",
         ),
         (true, 4, "so far: 4 clients, 4 at once"),
     ] {
@@ -213,6 +213,28 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
             told.contains(words) && told.contains("advice") != shared,
             "{told}"
         );
+        assert!(told.contains("; GPU 92 % busy") != shared, "{told}");
+    }
+}
+
+/// A step from outside ('srun --jobid') inherits nothing of the script.
+#[test]
+fn a_job_with_a_script_ends_with_it() {
+    for (script, step, is_told) in [(true, 7, false), (true, BATCH, true), (false, 7, true)] {
+        for report in [false, true] {
+            let (mut own, observed) = seen(4);
+            (own.script, own.report, own.summary) = (script, report, !report);
+            let mut node = FakeNode::new().with_record(own);
+            node.observations = Some(observed);
+            let slurm = FakeSlurm::step(step).with(Item::TaskGlobalId, 0);
+            let mut process = begin(slurm, &node, "mps");
+            exit(&mut process, &[0; 4]);
+            assert_eq!(
+                told(&process).len(),
+                usize::from(is_told),
+                "{script} {step}"
+            );
+        }
     }
 }
 

@@ -279,6 +279,7 @@ impl Scenario {
             queue: None,
             node: None,
             interactive: false,
+            script: false,
             step: self.step,
             sluid: None,
         }

@@ -57,6 +57,7 @@ impl BatchSystem for OpenPbs {
             queue: input.given.queue.clone(),
             node: input.site.node.clone(),
             interactive: input.terminal,
+            script: false,
             step: false,
             sluid: None,
         })

@@ -85,6 +85,7 @@ impl BatchSystem for Slurm {
             queue: None,
             node: var("SLURMD_NODENAME"),
             interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "salloc"),
+            script: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "sbatch"),
             step: false,
             sluid: var(SLUID).filter(|sluid| is_word(sluid, b"_")),
         };

@@ -84,6 +84,7 @@ impl BatchSystem for Torque {
             queue: input.given.queue.clone(),
             node: input.site.node.clone().or(mother),
             interactive: input.terminal,
+            script: false,
             step: false,
             sluid: None,
         })
