@@ -366,7 +366,19 @@ fn an_error_is_explained_to_all_users_and_so_is_a_log() {
         explain(endless).exits(2).complains("no regular file");
     }
     explain("/nonexistent").exits(1).prints_nothing();
-    explain("-").prints_only("explain knows nothing in it\n");
+    explain("-").prints_only("no known error in standard input\n");
+}
+
+/// Only root can list a job's directory.
+#[test]
+fn a_jobs_log_is_explained_to_its_user_alone() {
+    let place = with_job(1, "6.srv", "MPS=true", "0");
+    let log = place.job("6.srv").join("log/server.log");
+    fs::write(log, "Server status: FAULT\n").expect("a log");
+    let explain = |user| place.mpsctl_as(user, &["explain", "6.srv"], &[]);
+    explain(USER).ok().prints("a fatal GPU error");
+    let other = explain(OTHER_USER).exits(1);
+    other.complains("no job with a log or report for you");
 }
 
 #[test]

@@ -10,8 +10,9 @@ use mpsd::job::report_text;
 use mpsd::node::by_child;
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
+use mpsd_core::record::{self, RecordRead};
 use mpsd_core::text::{nearest, one_line, or_meant};
-use mpsd_core::{Failure, Refusal, Undetermined};
+use mpsd_core::{Failure, JobPaths, Refusal, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use nix::fcntl::OFlag;
 use serde::Serialize;
@@ -33,13 +34,17 @@ const ANSWER_BYTES: usize = 60_000;
 /// Where the packages install `docs/facts`.
 const FACTS: &str = "/usr/share/doc/mpsd/facts";
 /// How programs write the number of a CUDA error.
-const BEFORE_CODE: [&str; 5] = [
+const BEFORE_CODE: [&str; 7] = [
     "cuda error",
+    "cuda error:",
     "cuda error code",
+    "cuda error code:",
     "cuda driver error",
     "cuda runtime error",
     "which got error",
 ];
+/// Fewer words of an argument could be part of any error's text.
+const LEAST_WORDS: usize = 3;
 
 /// A trouble, and where a log has it.
 #[derive(Debug, Serialize)]
@@ -103,9 +108,21 @@ impl Explain {
         let mut text: String = found.troubles.iter().map(paragraph).collect();
         text.extend(found.programs.iter().map(|program| of_program(program)));
         Ok(match text.is_empty() {
-            true => "explain knows nothing in it\n".to_owned(),
+            true => self.nothing(),
             false => text,
         })
+    }
+
+    /// Says what was read in vain.
+    fn nothing(&self) -> String {
+        let what = self.what.as_deref().map(Path::to_string_lossy);
+        let what = what.map(|what| one_line(&what, SHOWN)).unwrap_or_default();
+        let read = match what.as_str() {
+            "-" => "standard input".to_owned(),
+            file if Path::new(file).exists() => format!("'{file}'"),
+            job => format!("the logs and the report of job {job}"),
+        };
+        format!("no known error in {read}\n")
     }
 
     fn find(&self, config: &Path) -> Result<Found, Failure> {
@@ -127,7 +144,7 @@ impl Explain {
             "-" => read(io::stdin()),
             _ if what.exists() => open(what, OFlag::empty()).and_then(read),
             text => {
-                if let Some(trouble) = of_line(text) {
+                if let Some(trouble) = of_line(text).or_else(|| of_part(text)) {
                     return Ok(vec![Explained::of(trouble)].into());
                 }
                 let (settings, _) = Caller::this(config, None).settings();
@@ -149,26 +166,48 @@ fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure
     };
     let reports = report::of_job(settings, job, 0)?;
     let mut lines: Vec<String> = reports.iter().flat_map(report_text::lines).collect();
-    let directory = |id| settings.paths.job(id).directory().to_owned();
-    let mut directories = ids.iter().map(directory);
-    let found = directories.find(|directory| directory.is_dir());
-    let is_there = found.is_some();
-    if let Some(directory) = found {
+    let mut is_there = !reports.is_empty();
+    let mut logs = ids.iter().map(|id| logs_of(&settings.paths.job(id)));
+    if let Some(logs) = logs.find(|logs| !logs.is_empty()) {
         // Whoever owns the logs can keep their reader in the kernel, where no signal ends it.
-        match by_child(Deadline::after(LOGS_TIME), || of_logs(&directory)) {
-            Ok(of_logs) => lines.extend(of_logs),
-            Err(why) => complain(NAME, &format!("job {job}: its logs are left out: {why}")),
+        match by_child(Deadline::after(LOGS_TIME), || lines_of(&logs)) {
+            Ok(of_logs) => {
+                is_there |= of_logs.is_some();
+                lines.extend(of_logs.into_iter().flatten());
+            }
+            Err(why) => {
+                is_there = true;
+                complain(NAME, &format!("job {job}: its logs are left out: {why}"));
+            }
         }
     }
-    Ok((is_there || !reports.is_empty()).then_some(lines))
+    Ok(is_there.then_some(lines))
 }
 
-fn of_logs(directory: &Path) -> Vec<String> {
-    let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let logs = entries(directory);
-    let logs = logs.filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+/// The log directories of a job's daemons, by name: its user cannot list the job's directory.
+fn logs_of(job: &JobPaths) -> Vec<PathBuf> {
+    match record::look(&job.record()) {
+        Ok(RecordRead::Found(record)) => record
+            .daemons
+            .into_iter()
+            .map(|daemon| daemon.log)
+            .collect(),
+        _ => {
+            let (_, log) = JobPaths::daemon_names(0, 1);
+            let log = job.directory().join(log);
+            [log].into_iter().filter(|log| log.is_dir()).collect()
+        }
+    }
+}
+
+/// The lines of these directories' files that are explained; `None`: the caller may read none.
+fn lines_of(logs: &[PathBuf]) -> Option<Vec<String>> {
+    let readable: Vec<_> = logs.iter().flat_map(std::fs::read_dir).collect();
+    if readable.is_empty() {
+        return None;
+    }
     // The user's directory: root follows no link out of it.
-    let files = logs.flat_map(|log| entries(&log.path()));
+    let files = readable.into_iter().flatten().flatten();
     let lines = files.flat_map(|file| {
         let file = open(&file.path(), OFlag::O_NOFOLLOW);
         file.and_then(read).unwrap_or_default()
@@ -179,13 +218,14 @@ fn of_logs(directory: &Path) -> Vec<String> {
         room = room.saturating_sub(bytes);
         room > 0
     };
-    lines.take_while(fits).collect()
+    Some(lines.take_while(fits).collect())
 }
 
 fn named(word: &str) -> Option<&'static Trouble> {
     let word = word.to_ascii_lowercase();
-    let number = word.strip_prefix("error ").unwrap_or(&word);
-    if let Ok(code) = number.trim().parse::<u32>() {
+    let number = word.strip_prefix("error").unwrap_or(&word).trim_start();
+    let number = number.strip_prefix("code").unwrap_or(number);
+    if let Ok(code) = number.trim_start_matches(':').trim().parse::<u32>() {
         let mut all = TROUBLES.iter();
         return all.find(|trouble| trouble.codes.contains(&code));
     }
@@ -245,6 +285,14 @@ fn of_line(line: &str) -> Option<&'static Trouble> {
             || trouble.codes.iter().any(numbered)
     };
     TROUBLES.iter().find(says)
+}
+
+/// The trouble of which `text` is a part of what programs write, as CUDA's own "out of memory".
+fn of_part(text: &str) -> Option<&'static Trouble> {
+    let text = text.trim().to_ascii_lowercase();
+    let is_its = |trouble: &&Trouble| trouble.words.iter().any(|word| has_word(word, &text));
+    let is_long = text.split_whitespace().count() >= LEAST_WORDS;
+    TROUBLES.iter().filter(|_| is_long).find(is_its)
 }
 
 /// Whether `word` occurs by itself, not inside another word (`FAULT` in `default`).
@@ -328,8 +376,18 @@ mod tests {
     #[test]
     fn every_error_of_mps_is_known_by_number_and_by_both_names() {
         for (code, runtime, driver) in [
+            (2, "MemoryAllocation", "OUT_OF_MEMORY"),
             (46, "DevicesUnavailable", "DEVICE_UNAVAILABLE"),
             (100, "NoDevice", "NO_DEVICE"),
+            (304, "OperatingSystem", "OPERATING_SYSTEM"),
+            (700, "IllegalAddress", "ILLEGAL_ADDRESS"),
+            (710, "Assert", "ASSERT"),
+            (714, "HardwareStackError", "HARDWARE_STACK_ERROR"),
+            (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION"),
+            (716, "MisalignedAddress", "MISALIGNED_ADDRESS"),
+            (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE"),
+            (718, "InvalidPc", "INVALID_PC"),
+            (719, "LaunchFailure", "LAUNCH_FAILED"),
             (805, "MpsConnectionFailed", "MPS_CONNECTION_FAILED"),
             (806, "MpsRpcFailure", "MPS_RPC_FAILURE"),
             (807, "MpsServerNotReady", "MPS_SERVER_NOT_READY"),
@@ -415,6 +473,40 @@ mod tests {
         }
         let ours = "slurmstepd-n1: error: mps: job 64: not started on n1: --mps-mem=9G: above; allowed: at most 8G";
         assert!(explained(ours).unwrap().starts_with("no MPS for this job"));
+    }
+
+    /// A log must not have them: the kernel also writes "Out of memory".
+    #[test]
+    fn an_argument_may_be_a_part_of_what_programs_print() {
+        for (said, name) in [
+            ("out of memory", "out of memory under a limit"),
+            ("Out Of Memory", "out of memory under a limit"),
+            ("busy or unavailable", "GPU busy"),
+            ("CUDA error: 805", "connection refused"),
+            ("error code 46", "GPU busy"),
+            ("error: 46", "GPU busy"),
+            (
+                "OS call failed or operation not supported on this OS",
+                "wrong pid namespace",
+            ),
+        ] {
+            let text = explained(said).unwrap();
+            assert!(text.starts_with(name), "{said}: {text}");
+        }
+        for other in ["cuda error", "the server", "error", "of", ""] {
+            assert!(explained(other).is_err(), "{other}");
+        }
+        assert!(of_line("Out of memory: Killed process 811").is_none());
+    }
+
+    #[test]
+    fn what_was_read_in_vain_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        assert_eq!(
+            explained(path).unwrap(),
+            format!("no known error in '{path}'\n")
+        );
     }
 
     #[test]
