@@ -159,6 +159,7 @@ fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {
     ];
     let ran = mpsctl(&place, &["env", "--job", "9999"], &inherited).exits(1);
     ran.complains("job 9999: it has no MPS on this node");
+    ran.complains("on its node while it runs");
     assert_eq!(ran.out, "false\n");
     // OpenPBS' hook asks for every job.
     let hook = ["env", "--job", "9999", "--shell", "json"];

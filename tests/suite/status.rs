@@ -87,7 +87,16 @@ fn a_task_is_told_why_it_is_not_under_mps() {
         (&[][..], "this is no job"),
         (
             &[("PBS_JOBID", "399.srv")],
-            "job 399.srv has no MPS on this node",
+            "job 399.srv has no MPS on this node: submit it with -A MPS=true",
+        ),
+        (
+            &[("SLURM_JOB_ID", "34"), ("SLURMD_NODENAME", "n1")],
+            "job 34 has no MPS on this node: submit it with --mps; the MPS of a step that asked: mpsctl status 34.STEP",
+        ),
+        // The shell of salloc on a login node.
+        (
+            &[("SLURM_JOB_ID", "34")],
+            "on its own: srun --jobid=34 --overlap mpsctl status, after its end mpsctl report 34",
         ),
         (&[of_job], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
         (

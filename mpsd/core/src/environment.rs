@@ -337,7 +337,8 @@ fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T
 
 fn no_rank(what: &str) -> Refusal {
     let variables = LAUNCHERS.map(|(rank, _)| rank).join(", ");
-    let allowed = format!("a launcher that sets one of {variables}");
+    let main = "in the job's main shell 'mpsctl env --main'";
+    let allowed = format!("a launcher that sets one of {variables}; {main}");
     let what = format!("{what} by local rank");
     Refusal::new(what, "this process has no local rank", allowed)
 }

@@ -211,6 +211,13 @@ impl Caller<'_> {
         Ok(step.into_iter().chain([job]).collect())
     }
 
+    /// Whether it runs on a node of `job`. The shell of salloc may be on another.
+    pub(super) fn is_in(&self, job: &JobId) -> bool {
+        let own = Self { job: None, ..*self };
+        let is_own = own.job().is_some_and(|own| own == *job);
+        is_own && (self.var("PBS_JOBID").is_some() || self.var("SLURMD_NODENAME").is_some())
+    }
+
     /// The component with MPS of a heterogeneous job. SLURM_JOB_ID is the first component's; the
     /// others' numbers follow it.
     fn component(&self) -> Option<String> {

@@ -153,7 +153,7 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
 pub(super) fn no_mps(caller: &Caller<'_>) -> Refusal {
     match caller.job() {
         Some(job) => {
-            let allowed = "a job submitted with --mps (Slurm) or -A MPS=true (PBS)";
+            let allowed = "a job submitted with --mps (Slurm) or -A MPS=true (PBS), on its node while it runs";
             Refusal::new(format!("job {job}"), "it has no MPS on this node", allowed)
         }
         None => Refusal::new("exec", NO_JOB, "--job ID"),

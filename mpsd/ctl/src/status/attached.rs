@@ -1,7 +1,8 @@
 //! Whether the calling task is attached to its job's MPS, and why (not).
 
 use super::model::JobStatus;
-use mpsd_core::environment::PIPE_DIRECTORY;
+use batch::Lookup;
+use mpsd_core::environment::{MEMORY, PIPE_DIRECTORY, THREADS};
 use mpsd_core::text::one_line;
 use serde::Serialize;
 use std::io::ErrorKind;
@@ -36,6 +37,19 @@ impl Verdict {
 
     pub fn no(because: impl Into<String>) -> Self {
         Self::new(Attached::No, because)
+    }
+
+    /// The same for a task with these limits of its own, which may be below the daemon's.
+    pub fn limited(mut self, env: Lookup<'_>) -> Self {
+        let own = |name| env(name).filter(|value| !value.is_empty());
+        let threads = own(THREADS).map(|percent| format!("{percent} % of the threads"));
+        let memory = own(MEMORY).map(|limit| format!("memory {limit}"));
+        let limits: Vec<String> = threads.into_iter().chain(memory).collect();
+        if self.attached == Attached::Yes && !limits.is_empty() {
+            let limits = one_line(&limits.join(", "), 120);
+            self.because = format!("{}; this task has at most {limits}", self.because);
+        }
+        self
     }
 
     /// The verdict for a process with this value of `CUDA_MPS_PIPE_DIRECTORY` in the job `status`.
@@ -146,6 +160,22 @@ mod tests {
                 "{state:?} {pipe:?}: {found:?}"
             );
         }
+    }
+
+    /// A step may lower its own.
+    #[test]
+    fn an_attached_tasks_own_limits_are_told() {
+        let mut status = status();
+        status.add_answers(&[Ok(DaemonAnswer::default())], &NvmlLists::new(), &[]);
+        let env = |name: &str| match name {
+            THREADS => Some("20".to_owned()),
+            MEMORY => Some("0=512M".to_owned()),
+            _ => None,
+        };
+        let told = |pipe| Verdict::of(&status, pipe).limited(&env).because;
+        let own = "; this task has at most 20 % of the threads, memory 0=512M";
+        assert!(told(Some("/p")).ends_with(own), "{}", told(Some("/p")));
+        assert!(!told(None).contains(own), "it is not attached");
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(super) mod model;
 mod text;
 
 use super::attach::{Caller, NO_JOB};
-use super::terminal::{cut, say, say_json, width};
+use super::terminal::{say, say_json, width};
 use attached::Verdict;
 use batch::drain::{Marker, markers};
 use model::{GpuStatus, JobStatus, NvmlLists, Phase};
@@ -97,7 +97,7 @@ impl StatusReport {
         let Some(record) = first_record(&settings, &ids)? else {
             return match broken {
                 Some(fault) => Err(fault.into()),
-                None => Ok(Self::not_attached(none_here(job))),
+                None => Ok(Self::not_attached(none_here(job, caller.is_in(job)))),
             };
         };
         if record.uid != 0 && record.uid != caller.uid {
@@ -118,7 +118,7 @@ impl StatusReport {
         let own = own.ids();
         let is_own = caller.job.is_none() || own.is_ok_and(|own| own.ends_with(&ids));
         Ok(Self {
-            verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref())),
+            verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref()).limited(caller.env)),
             jobs: vec![status],
             named: true,
             ..Self::default()
@@ -156,7 +156,7 @@ impl StatusReport {
         }
         match caller.job {
             Some(job) if report.jobs.is_empty() && report.unread.is_empty() => {
-                Ok(Self::not_attached(none_here(job)))
+                Ok(Self::not_attached(none_here(job, false)))
             }
             _ => Ok(report),
         }
@@ -164,7 +164,7 @@ impl StatusReport {
 
     fn lines(&self, width: Option<usize>) -> Vec<String> {
         let verdict = self.verdict.iter();
-        let verdict = verdict.map(|verdict| cut(verdict.to_string(), width));
+        let verdict = verdict.flat_map(|verdict| text::sentence(&verdict.to_string(), width));
         let jobs = self.jobs.iter();
         let jobs = jobs.flat_map(|status| text::lines(status, width));
         let lines = verdict.chain(jobs).chain(self.unread.iter().cloned());
@@ -311,11 +311,21 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
         gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
     lists.collect()
 }
-/// A login node is none of the job's. A job of Slurm has a number.
-fn none_here(job: impl Display) -> String {
-    let line = format!("job {job} has no MPS on this node");
-    match job.to_string().bytes().all(|byte| byte.is_ascii_digit()) {
-        true => format!("{line}; on its own: srun --jobid={job} --overlap mpsctl status"),
-        false => line,
-    }
+
+/// Why there is nothing of `job`, and where there may be. `inside`: this is one of its nodes. A
+/// login node is none; a job of Slurm has a number.
+fn none_here(job: impl Display, inside: bool) -> String {
+    let job = job.to_string();
+    let of_slurm = job.bytes().all(|byte| byte.is_ascii_digit());
+    let hint = match (of_slurm, inside) {
+        (true, true) => format!(
+            ": submit it with --mps; the MPS of a step that asked: mpsctl status {job}.STEP"
+        ),
+        (false, true) => ": submit it with -A MPS=true".to_owned(),
+        (true, false) => format!(
+            "; on its own: srun --jobid={job} --overlap mpsctl status, after its end mpsctl report {job}"
+        ),
+        (false, false) => String::new(),
+    };
+    format!("job {job} has no MPS on this node{hint}")
 }

@@ -1,13 +1,23 @@
-//! A job's status in lines, none longer than the terminal.
+//! A job's status in lines, none longer than the terminal: sentences wrap, rows of the table are
+//! cut.
 
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
-use crate::terminal::cut;
+use crate::terminal::{cut, wrap};
 use mpsd::daemon::queries::Server;
 use mpsd_core::GpuUuid;
 
 const UNKNOWN: &str = "-";
+/// Where the further lines of a sentence begin.
+const INDENT: usize = 4;
 
-/// The lines of `status`, cut at `width` columns.
+/// `text` in lines that fit `width` columns.
+pub fn sentence(text: &str, width: Option<usize>) -> Vec<String> {
+    let text = wrap(text, INDENT, width);
+    let lines = text.lines().map(|line| cut(line.to_owned(), width));
+    lines.collect()
+}
+
+/// The lines of `status`, none longer than `width` columns.
 pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let user = status.user.clone();
     let user = user.unwrap_or_else(|| format!("user {}", status.uid));
@@ -26,14 +36,18 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let of_daemon = |daemon| daemon_lines(daemon, several, status.shared);
     lines.extend(status.daemons.iter().flat_map(of_daemon));
     lines.extend(task_lines(status));
+    let fit = |text: &String| sentence(text, width);
+    let mut lines: Vec<String> = lines.iter().flat_map(fit).collect();
     if status.phase.began() {
         let job = if status.shared { "  JOB     " } else { "" };
-        lines.push(format!("  GPU     PID  RANK  MEMORY{job}  COMMAND"));
+        let head = format!("  GPU     PID  RANK  MEMORY{job}  COMMAND");
         let of_gpu = |gpu| gpu_lines(gpu, status.shared);
-        lines.extend(status.gpus.iter().flat_map(of_gpu));
-        lines.extend(idle(status));
+        let rows = status.gpus.iter().flat_map(of_gpu);
+        let rows = [head].into_iter().chain(rows);
+        lines.extend(rows.map(|row| cut(row, width)));
+        lines.extend(idle(status).iter().flat_map(fit));
     }
-    lines.into_iter().map(|line| cut(line, width)).collect()
+    lines
 }
 
 /// The limits that the job's tasks have by themselves, and not by the daemon.
@@ -184,6 +198,16 @@ job 7 of alice: MPS is up (a reason)
                 .iter()
                 .any(|line| line.ends_with('>'))
         );
+    }
+
+    /// A remedy is at the end of its sentence.
+    #[test]
+    fn a_sentence_is_wrapped_and_not_cut() {
+        let text = "under MPS: no, because CUDA_MPS_PIPE_DIRECTORY is not set here: attach with 'mpsctl exec -- COMMAND'";
+        let lines = sentence(text, Some(80));
+        assert!(lines.iter().all(|line| line.len() <= 80), "{lines:?}");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&lines.join(" ")), text);
     }
 
     #[test]
