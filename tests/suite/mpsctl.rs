@@ -149,6 +149,20 @@ fn an_unknown_option_is_refused_by_every_verb() {
     }
 }
 
+/// The figures of each would be those of all.
+#[test]
+fn several_tasks_of_a_node_do_not_sweep_beside_each_other() {
+    let place = place(1);
+    let step = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_STEP_NUM_NODES", "1"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+    ];
+    let ran = mpsctl(&place, &["sweep", "true"], &step).exits(1);
+    ran.complains("this step has 4 tasks on 1 node, and each would measure beside the others");
+    ran.complains("one task on each node: srun -N1 -n1");
+}
+
 /// A shell in a job with MPS that evaluates the answer would leave that MPS.
 #[test]
 fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {

@@ -383,7 +383,7 @@ fn the_parts_of_two_nodes_are_disjoint_and_whole() {
     assert_eq!(all, (1..=11).collect::<Vec<_>>());
     node("0", "4", &[])
         .exits(255)
-        .complains("one task on each node: srun --ntasks-per-node=1");
+        .complains("one task on each node: srun -N2 -n2");
     // One node continues what two began.
     bench.run(&["--resume", "--dry-run", &file]).prints_only("");
     // A new pack leaves no other node's log, which the next pack would continue.

@@ -1,5 +1,6 @@
 //! Where a command runs: its GPU, under the job's MPS or without it.
 
+use batch::Lookup;
 use ctl::{Caller, NO_JOB};
 use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::environment::{
@@ -9,8 +10,30 @@ use mpsd_core::environment::{
 use mpsd_core::limits::Percent;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::Record;
+use mpsd_core::text::count;
 use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::path::PathBuf;
+
+/// The nodes of the step that started this process; `None`: no step of srun did. In a batch script
+/// the job's variables name several nodes too, but this is the only process.
+///
+/// # Errors
+/// A node of it has several tasks: each would do what `each` says.
+pub fn nodes_of_step(env: Lookup<'_>, verb: &str, each: &str) -> Result<Option<u64>, Refusal> {
+    let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
+    let nodes = number("SLURM_STEP_NUM_NODES");
+    let Some((nodes, tasks)) = nodes.zip(number("SLURM_STEP_NUM_TASKS")) else {
+        return Ok(None);
+    };
+    if tasks > nodes {
+        let on = count(nodes, "node");
+        let why = format!("this step has {tasks} tasks on {on}, and each would {each}");
+        // Slurm ignores --ntasks-per-node beside the job's own number of tasks.
+        let allowed = format!("one task on each node: srun -N{nodes} -n{nodes}");
+        return Err(Refusal::new(verb, why, allowed));
+    }
+    Ok(Some(nodes))
+}
 
 /// The job, and what its commands need to know of it.
 #[derive(Debug)]

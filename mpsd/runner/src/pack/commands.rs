@@ -1,5 +1,7 @@
 //! The commands of a file, and the part of this node.
 
+use crate::places::nodes_of_step;
+use batch::Lookup;
 use mpsd_core::Refusal;
 use mpsd_core::text::one_line;
 use std::ffi::OsString;
@@ -72,21 +74,12 @@ pub struct Part {
 impl Part {
     const WHOLE: Self = Self { node: 0, of: 1 };
 
-    /// The part of the caller with this environment. Only srun starts a pack on each node. In a
-    /// batch script the job's variables name several nodes too, but this is the only pack.
-    pub fn of(env: &dyn Fn(&str) -> Option<String>) -> Result<Self, Refusal> {
-        let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
-        let nodes = number("SLURM_STEP_NUM_NODES");
-        let Some((of, tasks)) = nodes.zip(number("SLURM_STEP_NUM_TASKS")) else {
+    /// The part of the caller with this environment. Only srun starts a pack on each node.
+    pub fn of(env: Lookup<'_>) -> Result<Self, Refusal> {
+        let Some(of) = nodes_of_step(env, "pack", "run the commands of its node")? else {
             return Ok(Self::WHOLE);
         };
-        if tasks > of {
-            let why = format!(
-                "this step has {tasks} tasks on {of} nodes, and each would run the commands of its node"
-            );
-            let allowed = "one task on each node: srun --ntasks-per-node=1";
-            return Err(Refusal::new("pack", why, allowed));
-        }
+        let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
         match number("SLURM_NODEID") {
             _ if of < 2 => Ok(Self::WHOLE),
             Some(node) if node < of => Ok(Self { node, of }),
@@ -146,7 +139,7 @@ mod tests {
         assert_eq!(step("1", "1", "0"), Ok(Part::WHOLE));
         let several = step("2", "8", "0").unwrap_err().to_string();
         assert!(
-            several.contains("8 tasks on 2 nodes") && several.contains("--ntasks-per-node=1"),
+            several.contains("8 tasks on 2 nodes") && several.contains("srun -N2 -n2"),
             "{several}"
         );
         assert!(step("2", "2", "").is_err() && step("1", "4", "0").is_err());

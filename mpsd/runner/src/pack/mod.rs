@@ -118,8 +118,9 @@ impl Pack {
         }
         let places = Places::of(caller, "pack")?;
         let in_step = (caller.env)("SLURM_STEP_NUM_NODES").is_some();
-        if !in_step && (caller.env)("SLURM_NNODES").is_some_and(|nodes| nodes.trim() != "1") {
-            let all = "'srun --ntasks-per-node=1 mpsctl pack FILE' uses all";
+        let nodes = (caller.env)("SLURM_NNODES").and_then(|nodes| nodes.trim().parse::<u64>().ok());
+        if let Some(nodes @ 2..) = nodes.filter(|_| !in_step) {
+            let all = format!("'srun -N{nodes} -n{nodes} mpsctl pack FILE' uses all");
             complain(NAME, &format!("pack: the job has other nodes too: {all}"));
         }
         let directory = self.directory();

@@ -8,7 +8,7 @@ pub mod outcome;
 pub mod plot;
 
 use crate::gpus::Gpus;
-use crate::places::Places;
+use crate::places::{Places, nodes_of_step};
 use crate::progress::Progress;
 use crate::setting::{Setting, code_of};
 use crate::share::Share;
@@ -73,6 +73,7 @@ pub struct Sweep {
 impl Sweep {
     /// Runs it, prints the result, and returns the exit code.
     pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8> {
+        nodes_of_step(caller.env, "sweep", "measure beside the others")?;
         let places = Places::of(caller, "sweep")?;
         places.must_be_unlimited()?;
         let bench = Bench {
