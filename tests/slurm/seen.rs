@@ -147,6 +147,10 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
             ensure!(count == lines, "{flags:?}: {said}");
         }
     }
+    // As from outside, or under --export=NONE: it inherits nothing of the script.
+    let step = "env -u ENVIRONMENT srun /bin/true";
+    let (_, said) = cell.batch(ONE_GPU, &format!("{step}\n{line}"))?;
+    ensure!(said.matches("; mpsctl report ").count() == 1, "{said}");
     let allocation = format!("salloc {ONE_GPU} srun");
     let done = cell.run(&allocation, &line)?.success()?;
     ensure!(!done.stderr.contains("client at once"), "{}", done.stderr);
