@@ -577,6 +577,30 @@ fn the_running_slurmd_says_where_slurm_is() {
     let setting = format!("[slurm]\nexec = \"{}\"", other.display());
     cluster.place.configure(&setting);
     cluster.check().prints(installed(&other));
+    fs::remove_file(other.join("scontrol")).expect("commands");
+    let none = format!("FAIL  no scontrol in '{}'", other.display());
+    cluster
+        .check()
+        .exits(2)
+        .prints(none)
+        .lacks(installed(&other));
+}
+
+/// A host with GPUs may be a node whose slurmd has died.
+#[test]
+fn a_node_without_slurmd_and_one_without_the_plugins_file_are_told() {
+    let cluster = Cluster::enabled();
+    cluster.check().ok().prints("WARN  no slurmd runs here");
+    let _slurmd = cluster.slurmd();
+    cluster.check().lacks("no slurmd runs here");
+
+    cluster.commands("22.05.3");
+    let setting = format!("[slurm]\nexec = \"{}\"", cluster.path("prefix").display());
+    cluster.place.configure(&setting);
+    fs::remove_dir_all(cluster.path("plugins/22.05")).expect("plugin");
+    let ran = cluster.check().exits(2);
+    ran.prints("install the package with the plugins again")
+        .lacks("run 'mpsctl slurm enable'");
 }
 
 #[test]

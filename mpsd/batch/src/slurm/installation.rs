@@ -64,6 +64,11 @@ impl Installation {
         }
     }
 
+    /// Whether the site names a directory without Slurm's commands.
+    pub fn is_named_wrong(&self) -> bool {
+        self.is_named && !has_commands(&self.commands)
+    }
+
     pub fn is_a_guess(&self) -> bool {
         !self.is_named && self.daemon.is_none() && directories().len() > 1
     }
@@ -118,7 +123,11 @@ impl Installation {
 }
 
 fn with_commands(dir: PathBuf) -> Option<PathBuf> {
-    dir.join("scontrol").exists().then_some(dir)
+    has_commands(&dir).then_some(dir)
+}
+
+fn has_commands(dir: &Path) -> bool {
+    dir.join("scontrol").exists()
 }
 
 /// Each once.

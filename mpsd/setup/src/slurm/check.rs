@@ -51,14 +51,14 @@ pub fn check(
                 home.display(),
                 words[0]
             )));
-            all.push(check_plugin(file, releases.first().copied()));
+            all.push(check_plugin(file, plugins, releases.first().copied()));
             all.extend(check_words(&words[2..], ctx));
             all.extend(stack.check_repeats());
             all.extend(stack.check_containers(file));
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
-    all.extend(check_slurmd(slurm, &stack, &home, plugin.as_deref()));
+    all.extend(check_slurmd(slurm, &stack, &home, plugin.as_deref(), ctx));
     let release = releases.first().copied();
     all.push(check_prolog(conf, release));
     all.extend(check_settings(conf, ctx));
@@ -77,6 +77,12 @@ pub fn check(
 /// Programs of different releases are two installations.
 fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
     let dir = slurm.commands.display();
+    if slurm.is_named_wrong() {
+        return Fail(format!(
+            "no scontrol in '{dir}': no drain is delivered and no remains are taken down; allowed: the directory with Slurm's bin and sbin, \
+             for exec below [slurm] in mpsd.toml or for --exec"
+        ));
+    }
     let shown: Vec<String> = releases.iter().map(ToString::to_string).collect();
     match &shown[..] {
         [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
@@ -129,9 +135,12 @@ fn line(home: &Path) -> Result<String, String> {
     our_line(home).ok_or_else(none)
 }
 
-fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
+fn check_plugin(file: &Path, plugins: &Path, installed: Option<Release>) -> CheckLine {
     let shown = file.display();
     match (stamp_of(file), installed) {
+        (Err(why), Some(release)) if !plugins.join(release.to_string()).join(PLUGIN).exists() => {
+            Fail(format!("{why}; install the package with the plugins again"))
+        }
         (Err(why), _) => Fail(format!("{why}; run 'mpsctl slurm enable'")),
         (Ok(stamp), Some(release)) if stamp != release => Fail(format!(
             "'{shown}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again"
@@ -168,9 +177,13 @@ fn check_slurmd(
     stack: &Stack,
     home: &Path,
     plugin: Option<&Path>,
+    ctx: &SetupContext<'_>,
 ) -> Option<CheckLine> {
     let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
-        return Some(Pass("no slurmd runs here: nothing to restart".to_owned()));
+        return Some(match has_gpu(ctx) {
+            true => Warn("no slurmd runs here: if this is a node, start it".to_owned()),
+            false => Pass("no slurmd runs here: nothing to restart".to_owned()),
+        });
     };
     let of = format!("slurmd (pid {})", slurmd.pid());
     let restart = |why: &str| Some(Fail(format!("{of} {why}: restart slurmd")));
