@@ -127,7 +127,7 @@ fn a_node_without_our_prologue_fails() {
     c.nodes[0].sh("mpsctl pbs uninstall; true");
     let pid = start(&mut c, &[]);
     serve(&mut c, 1);
-    let advice = "'mpsctl pbs check' as root on the node";
+    let advice = "'mpsctl doctor' as root on the node";
     ends(
         &mut c,
         pid,

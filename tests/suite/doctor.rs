@@ -5,12 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use mpsd_core::config::DEFAULT_PATH;
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY};
 use nix::mount::{MsFlags, mount};
 use tests::double::mig;
 use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, chmod, finish, prologue_on_gpu_0, script};
+use tests::stage::{Ran, USER, built, chmod, finish, prologue_on_gpu_0, script};
 
 /// A node as at a site: cgroups, the vendor's two programs, NVML.
 fn place() -> Place {
@@ -246,6 +247,17 @@ fn the_cgroup_of_a_doctor_that_was_killed_is_removed_by_reconcile() {
     found(&mut place, line, harm, remedy);
 }
 
+/// A job with MPS fails then, too.
+#[test]
+fn a_missing_configuration_is_no_good_one() {
+    if Path::new(DEFAULT_PATH).exists() {
+        return println!("not tried here: this machine has a configuration");
+    }
+    let ran = finish(Command::new(built("mpsctl")).arg("doctor")).exits(2);
+    ran.prints("FAIL  configuration: cannot open '/etc/mpsd");
+    ran.lacks("OK    mpsd.toml can be used");
+}
+
 #[test]
 fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found() {
     let configure = |extra: &'static str| move |place: &mut Place| place.configure(extra);
@@ -267,7 +279,7 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
         "does not let users pass, so that no server starts and no client finds its own; chmod o+x";
     found(&mut place, line, run(0o700), run(0o755));
 
-    let line = "may be written by group or others (mode 0777): chmod go-w, so that no task";
+    let line = "may be written by group or others (mode 0777): chmod go-w; until then no task";
     found(&mut place, line, run(0o777), run(0o755));
     let state = |mode: u32| move |place: &mut Place| chmod(&place.path("state"), mode);
     let line = "WARN  state_dir: '";

@@ -337,6 +337,10 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
         site.place.mpsctl(verb).prints(reason).prints(remedy);
     }
     let undrain = || site.mpsctl(&["undrain"]);
+    site.away(true);
+    undrain().exits(2).prints("its scheduler does not answer");
+    site.away(false);
+    assert_eq!(site.note(), ["offline", reason]);
     undrain().ok().prints("lifted after a clean recheck");
     assert_eq!(site.note(), ["free", ""]);
     // Nothing of ours is left to lift.
@@ -347,7 +351,7 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     let foreign = ["offline", "bad disk, ask anna"];
     site.server("state", foreign[0]);
     site.server("note", foreign[1]);
-    undrain().prints("drained for another reason ('bad disk, ask anna')");
+    undrain().prints("drained for another reason ('bad disk, ask anna'), which mpsd does not lift");
     assert_eq!(site.note(), foreign);
     assert_eq!(site.marked(), None);
 }

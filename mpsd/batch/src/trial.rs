@@ -105,9 +105,9 @@ pub static SRUN: Trial = Trial {
         said if said.contains("did not load") => {
             "on that node, as root: 'mpsctl slurm enable', restart slurmd, 'mpsctl slurm check'"
         }
-        "" => "'mpsctl slurm check' as root, here and on the node, says what is in the way",
+        "" => "'mpsctl doctor' as root, here and on the node, says what is in the way",
         _ => {
-            "'mpsctl slurm check' as root, here and on the node, says what is in the way; words of your site for srun, as a partition, go behind '--'"
+            "'mpsctl doctor' as root, here and on the node, says what is in the way; words of your site for srun, as a partition, go behind '--'"
         }
     },
 };
@@ -143,9 +143,9 @@ pub const QSUB_OF_OPENPBS: Trial = Trial {
     named: Some(|name| CommandLine::new("qselect", &["-N", name])),
     cancel: |_, id| CommandLine::new("qdel", &[id.unwrap_or_default()]),
     remedy: |said| match said {
-        "" => "'mpsctl pbs check' as root on the node says what is in the way",
+        "" => "'mpsctl doctor' as root on the node says what is in the way",
         _ => {
-            "'mpsctl pbs check' as root on the node says what is in the way; words of your site for qsub, as a queue, go behind '--'"
+            "'mpsctl doctor' as root on the node says what is in the way; words of your site for qsub, as a queue, go behind '--'"
         }
     },
 };

@@ -370,7 +370,11 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
     }
     let gpus = record.gpus.iter();
     let gpus = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
-    let meant = counted.map_or_else(String::new, |uuid| format!(", which is {uuid} here"));
+    let meant = match (counted, number.and(task.counted.as_ref())) {
+        (Some(uuid), _) => format!(", which is {uuid} here"),
+        (None, Some(all)) => format!(", and this process can open {} GPUs", all.len()),
+        (None, None) => String::new(),
+    };
     let what = format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60));
     let why = "the job's MPS daemon does not serve that GPU";
     Err(Refusal::new(what, why, gpus.collect::<Vec<_>>().join(", ")))

@@ -248,6 +248,11 @@ fn what_cannot_be_carried_out_is_refused() {
     let plain = Task::default();
     for (record, task, why) in [
         (&record(false), sees("3", plain.clone()), "'3'"),
+        (
+            &record(false),
+            may_open(&[], sees("0", plain.clone())),
+            "'0', and this process can open 0 GPUs",
+        ),
         (&record(true), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
         (&bound("cyclic"), plain, "OMPI_COMM_WORLD_LOCAL_RANK"),
         (&bound("block"), task(1, None), "cyclic"),

@@ -491,7 +491,11 @@ impl<'a> Run<'a> {
         let controller = controller.as_ref();
         let told = match drain::state(marker, controller) {
             Err(why) if marker.delivered => {
-                Drain(format!("{what}: its scheduler does not answer: {why}"))
+                let told = format!("{what}: its scheduler does not answer: {why}");
+                match self.undrain {
+                    true => Problem(told),
+                    false => Drain(told),
+                }
             }
             Err(why) => Problem(format!("{what}: not delivered: {why}")),
             Ok(DrainState::Over(why)) => {

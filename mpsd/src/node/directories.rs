@@ -28,22 +28,22 @@ pub fn check_run(paths: &Paths) -> Result<(), Fault> {
 }
 
 fn trusted(paths: &Paths) -> Check {
-    let then = "so that no task that asked for MPS starts";
+    let until = "until then no task that asked for MPS starts";
     let run = paths.run().display();
     check_run(paths)
         .map(|()| format!("only root can put files into run_dir '{run}'"))
-        .map_err(|fault| format!("{fault}, {then}"))
+        .map_err(|fault| format!("{fault}; {until}"))
 }
 
 /// The same for state_dir. Jobs with MPS run all the same.
 pub fn state(paths: &Paths) -> Check {
-    let then = "so that others than root could change drains and reports";
+    let until = "until then others than root can change drains and reports";
     match of_others(&[paths.drains(), paths.reports()]) {
         None => Ok(format!(
             "only root can put files into state_dir '{}'",
             paths.state().display()
         )),
-        Some(error) => Err(format!("state_dir: {error}, {then}")),
+        Some(error) => Err(format!("state_dir: {error}; {until}")),
     }
 }
 

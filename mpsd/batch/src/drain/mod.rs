@@ -283,7 +283,7 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
         (_, true) => {
             let reason = one_line(&reason, SHOWN);
             DrainState::Over(format!(
-                "the node is drained for another reason ('{reason}')"
+                "the node is drained for another reason ('{reason}'), which mpsd does not lift"
             ))
         }
         (true, false) => DrainState::Over("it was lifted".to_owned()),
@@ -469,7 +469,8 @@ mod tests {
     #[test]
     fn a_drain_stands_only_while_the_node_shows_our_reason() {
         let over = |why: &str| DrainState::Over(why.to_owned());
-        let others = "the node is drained for another reason ('bad disk')";
+        let others =
+            "the node is drained for another reason ('bad disk'), which mpsd does not lift";
         for (delivered, drained, reason, meaning) in [
             (true, true, OURS, DrainState::Stands),
             (false, true, OURS, DrainState::Stands),

@@ -325,7 +325,7 @@ fn none_here(job: impl Display, inside: bool) -> String {
         (true, false) => format!(
             "; on its own: srun --jobid={job} --overlap mpsctl status, after its end mpsctl report {job}"
         ),
-        (false, false) => String::new(),
+        (false, false) => format!("; if it has ended: mpsctl report {job}"),
     };
     format!("job {job} has no MPS on this node{hint}")
 }
