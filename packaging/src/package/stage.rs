@@ -12,6 +12,9 @@ use super::programs::{Built, GLIBC, Machine};
 use crate::cargo;
 use crate::files::{list, make_dir, read, write};
 
+/// Where the guide is installed.
+const GUIDE: &str = "/usr/share/doc/mpsd/";
+
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Staged {
     pub path: String,
@@ -28,26 +31,34 @@ pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
         bail!("'{dir}' is not empty: a file left there would be packed");
     }
     let mut files = Vec::new();
+    for entry in each_file()? {
+        files.push(put(dir, &entry, built)?);
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The list with the files of each folder.
+fn each_file() -> Result<Vec<Entry>> {
+    let mut all = Vec::new();
     for entry in layout::entries()? {
         if entry.kind != "directory" {
-            files.push(put(dir, &entry, built)?);
+            all.push(entry);
             continue;
         }
         let listed = list(&cargo::root()?.join(&entry.from))?.into_iter();
         for file in listed.filter(|path| path.is_file()) {
             let name = file.file_name().and_then(|name| name.to_str());
             let name = name.context("a name that is not text")?;
-            let one = Entry {
+            all.push(Entry {
                 to: format!("{}/{name}", entry.to),
                 kind: "repository",
                 from: format!("{}/{name}", entry.from),
                 ..entry.clone()
-            };
-            files.push(put(dir, &one, built)?);
+            });
         }
     }
-    files.sort();
-    Ok(files)
+    Ok(all)
 }
 
 fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<Staged> {
@@ -73,6 +84,9 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
     let (name, from) = (entry.to.rsplit('/').next().unwrap_or_default(), &entry.from);
     let repository = || read(&cargo::root()?.join(from));
     match entry.kind {
+        "repository" if entry.to.starts_with(GUIDE) && name.ends_with(".md") => {
+            Ok(page(&String::from_utf8(repository()?)?).into_bytes())
+        }
         "repository" => repository(),
         "rendered" => rendered(&repository()?),
         "program" => program(built, name),
@@ -86,6 +100,12 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
             bail!("packaging/files.txt: '{to}': no source is a '{kind}'")
         }
     }
+}
+
+/// A page as it lies among all others in one folder.
+fn page(text: &str) -> String {
+    text.replace("](../THREAT-MODEL.md", "](THREAT-MODEL.md")
+        .replace("](docs/", "](")
 }
 
 fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
@@ -130,6 +150,51 @@ fn rendered(text: &[u8]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    #[test]
+    fn links_of_installed_pages_lead_to_installed_files() {
+        let all = each_file().unwrap();
+        let links = all.iter().filter(|entry| entry.kind == "link");
+        let links: Vec<_> = links
+            .map(|entry| (&entry.to, plain(&entry.to, &entry.from)))
+            .collect();
+        let there: BTreeSet<_> = all.iter().map(|entry| PathBuf::from(&entry.to)).collect();
+        let pages = all
+            .iter()
+            .filter(|entry| entry.to.starts_with(GUIDE) && entry.to.ends_with(".md"));
+        let mut found = 0;
+        for entry in pages {
+            let text = fs::read_to_string(cargo::root().unwrap().join(&entry.from)).unwrap();
+            let text = page(&text);
+            let targets = text
+                .split("](")
+                .skip(1)
+                .filter_map(|rest| rest.split([')', '#']).next());
+            for target in targets.filter(|to| !to.is_empty() && !to.contains(':')) {
+                let mut path = plain(&entry.to, target);
+                if let Some((link, to)) = links.iter().find(|(link, _)| path.starts_with(link)) {
+                    path = to.join(path.strip_prefix(link).unwrap());
+                }
+                assert!(there.contains(&path), "{}: '{target}'", entry.to);
+                found += 1;
+            }
+        }
+        assert!(found > 100, "{found}");
+    }
+
+    /// `to` as seen from the folder of `from`.
+    fn plain(from: &str, to: &str) -> PathBuf {
+        let mut path = Path::new(from).parent().unwrap().to_owned();
+        for part in to.split('/') {
+            match part {
+                ".." => assert!(path.pop()),
+                part => path.push(part),
+            }
+        }
+        path
+    }
 
     #[test]
     fn a_program_that_needs_a_second_library_is_not_packed() {
