@@ -503,6 +503,7 @@ impl NewTask<'_> {
             visible: lookup(gpus),
             counted,
             inherited_job: lookup(environment::JOB),
+            without_mps: None,
             jax_devices: lookup(environment::JAX_DEVICES),
         }
     }

@@ -1,8 +1,15 @@
-//! OpenPBS's hook with a job that did not ask, and on a node without our programs.
+//! A job that did not ask: OpenPBS's hook with it, what it inherits, and a node without our
+//! programs.
 
-use crate::jobs::{attached, bare, begins, client, says, says_once, task_is_refused};
+use crate::jobs::{
+    attached, bare, begins, begun, client, run_ends, says, says_once, shell, task_is_refused,
+};
+use std::collections::BTreeMap;
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product};
+use tests::mom::wire::{Ended, Run};
+
+type Env = BTreeMap<String, String>;
 
 const NO_PACKAGE: &str = "rm /usr/bin/mps-prologue /usr/bin/mps-epilogue /usr/bin/mpsctl";
 
@@ -37,6 +44,150 @@ fn a_job_that_did_not_ask_keeps_nothing_of_the_job_that_submitted_it() {
         assert_eq!(hooked.env, own);
         c.nodes[0].sh("rm -f /usr/bin/mpsctl");
         assert!(is_installed || c.told(&job).is_empty());
+    }
+}
+
+/// What `qsub -V` in the main shell of a job with MPS carries into another job.
+fn carried(c: &mut Cluster, parent: &Job, script: &str) -> Env {
+    shell(c, parent, &format!("{script}\nenv\n"), 0);
+    let (out, _) = c.output(parent, 0);
+    let set = out.lines().filter_map(|line| line.split_once('='));
+    let ours = set.filter(|(name, _)| ["CUDA_", "MPSD_"].iter().any(|own| name.starts_with(own)));
+    let ours: Env = ours.map(|(n, v)| (n.into(), v.into())).collect();
+    assert!(ours.contains_key("CUDA_VISIBLE_DEVICES"), "{out}");
+    ours
+}
+
+/// What OpenPBS' hook makes of the environment of a job with these variables of another one's.
+fn launched(c: &mut Cluster, job: &Job, carried: &Env) -> Env {
+    // The mom's list escapes commas.
+    let escaped = |(n, v): (&String, &String)| (n.clone(), v.replace(',', r"\,"));
+    let mut env: Env = carried.iter().map(escaped).collect();
+    env.extend(c.job_environment(job, 0));
+    let hooked = c.hook_of(job, 0, ("execjob_launch", &["/bin/sh"]), &env);
+    assert!(hooked.accepted(), "{}", hooked.message);
+    hooked.env
+}
+
+/// `qsub -V` carries the list of GPUs that we gave the job that submitted it. The scheduler's own
+/// list stays, and so does its user's.
+#[test]
+fn a_job_sees_no_gpus_that_the_mps_of_another_job_named() {
+    let mut c = cluster(&["nodea"]);
+    let parent = c.job("MPS=true").on(&[&[0, 1]]).stock("exclhost");
+    begins(&mut c, &parent);
+    let mps = carried(&mut c, &parent, "");
+    c.openpbs_end(&parent);
+    let named = c.job("proj1").on(&[&[0, 1]]);
+    c.openpbs_files(&named);
+    for is_installed in [true, false] {
+        let job = c.job("proj1").stock("pack");
+        let own = c.job_environment(&job, 0);
+        assert_eq!(launched(&mut c, &job, &mps), own);
+        for list in ["1", ""] {
+            let mut users = mps.clone();
+            users.insert("CUDA_VISIBLE_DEVICES".into(), list.into());
+            let mut kept = own.clone();
+            kept.insert("CUDA_VISIBLE_DEVICES".into(), list.into());
+            assert_eq!(launched(&mut c, &job, &users), kept);
+        }
+        for before in ["", ":", ":GPU-1,GPU-2"] {
+            let mut others = mps.clone();
+            others.insert("CUDA_VISIBLE_DEVICES".into(), "0,1".into());
+            others.insert("MPSD_DEVICES".into(), format!("0,1{before}"));
+            let found = launched(&mut c, &job, &others);
+            let found = found.get("CUDA_VISIBLE_DEVICES");
+            let list = before
+                .strip_prefix(':')
+                .map(|list| list.replace(',', r"\,"));
+            assert_eq!(found, list.as_ref(), "{before}");
+        }
+        // pbs_cgroups has named the same GPUs.
+        let mut same = mps.clone();
+        same.insert("MPSD_DEVICES".into(), c.gpus[0].uuids().join(","));
+        let kept = c.job_environment(&named, 0);
+        assert_eq!(launched(&mut c, &named, &same), kept);
+        c.nodes[0].sh("rm -f /usr/bin/mpsctl");
+        assert!(is_installed || c.told(&job).is_empty());
+    }
+}
+
+/// Torque's mom names the GPUs of a job that has some, after what `qsub -V` carried.
+#[test]
+fn a_job_of_torque_has_the_gpus_that_it_would_have_without_its_parents_mps() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let parent = c.job("MPS=true").on(&[&[1]]);
+    begins(&mut c, &parent);
+    let mps = carried(&mut c, &parent, "");
+    let users = carried(&mut c, &parent, "export CUDA_VISIBLE_DEVICES=0,1");
+    let mut by_number = mps.clone();
+    by_number.insert("CUDA_VISIBLE_DEVICES".into(), "0".into());
+    by_number.insert("MPSD_DEVICES".into(), "0:1".into());
+    for (carried, gpu, sees) in [
+        // Without our MPS, too, 'qsub -V' carries what the mom gave the parent.
+        (&mps, None, "1"),
+        (&mps, Some("0"), "0"),
+        (&by_number, None, "1"),
+        (&by_number, Some("0"), "0"),
+        (&users, None, "0,1"),
+    ] {
+        let job = begun(&mut c, "proj1");
+        let script = "echo $CUDA_VISIBLE_DEVICES; env | grep -c MPS\n";
+        let mut run = c.torque_shell(&job, script);
+        run.env.remove("CUDA_VISIBLE_DEVICES");
+        run.env.extend(carried.clone());
+        // The mom names this file also for a job without GPUs.
+        let file = format!("/var/spool/torque/aux/{}gpu", job.id);
+        c.nodes[0].sh(&format!("rm -f {file}"));
+        if let Some(gpu) = gpu {
+            run.env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
+            c.nodes[0].write(&file, &format!("nodea-gpu{gpu}\n"), 0o644);
+        }
+        run_ends(&mut c, &job, run, 1);
+        let out = (format!("{sees}\n0\n"), String::new());
+        assert_eq!(c.output(&job, 0), out, "{gpu:?}");
+    }
+}
+
+/// A job that asks too has its own GPUs, not those of the job that submitted it.
+#[test]
+fn a_job_with_mps_that_one_with_mps_submitted_has_its_own_gpu() {
+    for product in Product::ALL {
+        let mut c = Cluster::new(product, &["nodea"]);
+        let mut parent = c.job("MPS=true").on(&[&[1]]);
+        let mut job = c.job("MPS=true");
+        if product == Product::OpenPbs {
+            [parent, job] = [parent, job].map(|job| job.on(&[&[0, 1]]).stock("exclhost"));
+        }
+        begins(&mut c, &parent);
+        let mut mps = carried(&mut c, &parent, "");
+        if product == Product::OpenPbs {
+            c.end(&parent, 0);
+            // It ran on another node.
+            for name in ["CUDA_VISIBLE_DEVICES", "MPSD_DEVICES"] {
+                mps.insert(name.into(), "GPU-01234567".into());
+            }
+        }
+        begins(&mut c, &job);
+        let words = Cluster::client_on("nodea");
+        let words: Vec<&str> = words.split(' ').collect();
+        let mut run = c.user_process(&job, 0, &words);
+        run.env = match product {
+            Product::OpenPbs => {
+                let env = launched(&mut c, &job, &mps).into_iter();
+                env.map(|(n, v)| (n, v.replace(r"\,", ","))).collect()
+            }
+            Product::Torque => mps.into_iter().chain(run.env).collect(),
+        };
+        if product == Product::Torque {
+            run.argv
+                .insert(0, "/var/spool/torque/mom_priv/mpsd-job-starter".into());
+        }
+        run_ends(&mut c, &job, run, 0);
+        let record = c.records(0).remove(0);
+        attached(&record, &job, "nodea", 132, None);
+        let own = &c.gpus[0].uuids()[..job.gpus[0].len()];
+        assert_eq!(record["uuids"], serde_json::json!(own), "{record}");
     }
 }
 
@@ -77,6 +228,35 @@ fn a_variable_asks_for_nothing_and_its_user_is_told() {
             "{value}: {told}"
         );
     }
+}
+
+/// The mom's prologue does not see a job's variables. The job starter does.
+#[test]
+fn a_variable_asks_torque_for_nothing_and_its_user_is_told() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let with = |mut run: Run, value: &str| {
+        run.env.insert("MPS".into(), value.into());
+        run
+    };
+    for (value, lines) in [("true", 1), ("Per-GPU", 1), ("1", 0), ("/opt/mps", 0)] {
+        let job = begun(&mut c, "proj1");
+        let run = with(c.torque_shell(&job, "echo $MPS $0"), value);
+        run_ends(&mut c, &job, run, 0);
+        assert_eq!(c.output(&job, 0).0, format!("{value} -sh\n"));
+        let told = c.told(&job);
+        says(&told, &["", "allowed: qsub -A MPS=on\n"][..=lines]);
+        assert_eq!(told.lines().count(), lines, "{value}: {told}");
+    }
+    // A job that has MPS, and a task of TM.
+    let job = begun(&mut c, "MPS=true");
+    let run = with(c.torque_shell(&job, "true"), "true");
+    run_ends(&mut c, &job, run, 0);
+    assert_eq!(c.told(&job), "");
+    c.end(&job, 0);
+    let job = begun(&mut c, "proj1");
+    let task = [("MPS", "true"), ("PBS_TASKNUM", "2")];
+    assert_eq!(c.torque_task(&job, 0, &["/bin/sh"], &task), Ended::Code(0));
+    assert_eq!(c.told(&job), "");
 }
 
 /// The hook is on every node of the cluster, the package perhaps not. Such a node never worked, so

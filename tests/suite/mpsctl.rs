@@ -39,6 +39,7 @@ fn json_names_the_jobs_own_directories_and_gpus() {
         "CUDA_MPS_PIPE_DIRECTORY": place.job("7.srv").join("pipe"),
         "CUDA_MPS_LOG_DIRECTORY": place.job("7.srv").join("log"),
         "CUDA_VISIBLE_DEVICES": place.node.uuids()[1],
+        "MPSD_DEVICES": format!("{}:1", place.node.uuids()[1]),
         "MPSD_JOB": "7.srv",
     });
     assert_eq!(said, expected);

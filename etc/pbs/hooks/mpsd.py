@@ -49,7 +49,7 @@ RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "
 SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE")
 LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 PASSED = RANKS + SIZES + ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "MPSD_JOB",
-                  "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                  "MPSD_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
                   "JAX_LOCAL_DEVICE_IDS")
 
 
@@ -237,7 +237,7 @@ def launch(event):
     job, env = event.job, event.env
     if not (asks or is_automatic):
         return forget(job, env)
-    inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
+    inherited = passed(env)
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job, settled=True):
@@ -262,14 +262,35 @@ def launch(event):
     return None
 
 
+def passed(env):
+    return {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
+
+
 def forget(job, env):
     """Removes what another job's MPS left in the environment of one that did not ask: 'qsub -V' inside a job."""
     if "MPSD_JOB" not in env:
         return
-    inherited = {name: text(env[name]) for name in PASSED if name in env}
+    inherited = passed(env)
     code, answer, _ = environment(job, inherited, [], LIMIT_S)
-    ours = ("CUDA_MPS_", "MPSD_", "JAX_")
-    change(env, json_of(answer) if code == 0 else {name: None for name in inherited if name.startswith(ours)})
+    change(env, json_of(answer) if code == 0 else without_our_programs(job, inherited))
+
+
+def without_our_programs(job, inherited):
+    """The same on a node that lacks them. The other job's list of GPUs is 'OURS' or 'OURS:BEFORE'; pbs_cgroups writes a list
+    of this job's own."""
+    changes = {name: None for name in inherited if name.startswith(("CUDA_MPS_", "MPSD_", "JAX_"))}
+    ours, was_set, before = inherited.get("MPSD_DEVICES", "").partition(":")
+    if "MPSD_DEVICES" in inherited and inherited.get("CUDA_VISIBLE_DEVICES") == ours and not is_named(job):
+        changes["CUDA_VISIBLE_DEVICES"] = before if was_set else None
+    return changes
+
+
+def is_named(job):
+    try:
+        with open("../../../aux/%s.env" % attribute(job, "id")) as file:
+            return any(line.startswith("CUDA_VISIBLE_DEVICES=") for line in file)
+    except (OSError, ValueError):
+        return False
 
 
 def change(env, changes):

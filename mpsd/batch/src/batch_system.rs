@@ -72,6 +72,17 @@ pub trait BatchSystem: Sync {
     /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that
     /// asked for MPS.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
+    /// `CUDA_VISIBLE_DEVICES` that it gives the tasks of this job on this node itself, by the
+    /// environment of one. `None`: none, or it does not tell.
+    fn scheduled_devices(
+        &self,
+        _: &JobId,
+        _: Lookup<'_>,
+        _: &Site,
+        _: &dyn Host,
+    ) -> Option<String> {
+        None
+    }
     /// Checks that the job has not failed on another of its nodes. Undetermined: put the job back.
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())

@@ -83,6 +83,17 @@ pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
         .collect()
 }
 
+/// `CUDA_VISIBLE_DEVICES` that its batch system gives the tasks of this job on this node itself.
+pub fn scheduled_devices(
+    job: &JobId,
+    env: Lookup<'_>,
+    site: &Site,
+    host: &dyn Host,
+) -> Option<String> {
+    ALL.into_iter()
+        .find_map(|system| system.scheduled_devices(job, env, site, host))
+}
+
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);

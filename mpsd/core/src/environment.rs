@@ -48,6 +48,10 @@ const SHMEM: [&str; 4] = [
 /// The job that a task's MPS belongs to. It tells which variables a task inherited from another
 /// job.
 pub const JOB: &str = "MPSD_JOB";
+/// What we set `CUDA_VISIBLE_DEVICES` to, and after a colon what it was before, if it was set.
+/// `qsub -V` carries that list into a job that without MPS would have the one before. Slurm sets or
+/// removes the list of each job and step itself.
+pub const DEVICES: &str = "MPSD_DEVICES";
 /// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step
 /// inherits the step's.
 const LAUNCHERS: [(&str, &str); 4] = [
@@ -198,6 +202,9 @@ pub struct Task {
     /// the node's own indexes.
     pub counted: Option<Vec<GpuUuid>>,
     pub inherited_job: Option<String>,
+    /// Its `CUDA_VISIBLE_DEVICES` as it would be without MPS, for [`DEVICES`]; `None`: it needs no
+    /// such variable.
+    pub without_mps: Option<Visible>,
     /// Its `JAX_LOCAL_DEVICE_IDS`: its user's choice, or what another job's MPS left.
     pub jax_devices: Option<String>,
 }
@@ -247,7 +254,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         (kept.bind, kept.by_site) = (None, None);
         let mut changes = task_environment(&kept, task)?;
         changes.retain(|change| match change.name {
-            VISIBLE_DEVICES => false,
+            VISIBLE_DEVICES | DEVICES => false,
             // A program would see that it is set.
             JAX_DEVICES => change.value.is_none(),
             _ => true,
@@ -261,8 +268,8 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
         Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
         Change::set(JOB, record.job.as_str()),
-        Change::set(VISIBLE_DEVICES, names(record, task, daemon, &gpus)),
     ];
+    changes.extend(task.sees(names(record, task, daemon, &gpus)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
     changes.extend(of_jax(task, &gpus, is_foreign).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
@@ -290,6 +297,56 @@ fn of_jax(task: &Task, gpus: &[GpuUuid], is_foreign: bool) -> Option<Change> {
         Some(JAX_FIRST) if is_foreign && !is_lost => Some(Change::unset(JAX_DEVICES)),
         Some(_) => None,
     }
+}
+
+/// A value of `CUDA_VISIBLE_DEVICES`; `None`: it is not set.
+pub type Visible = Option<String>;
+
+impl Task {
+    /// The changes that make it see these devices.
+    pub fn sees(&self, devices: String) -> impl Iterator<Item = Change> + use<> {
+        let before = |before: &Visible| match before {
+            Some(before) => format!("{devices}:{before}"),
+            None => devices.clone(),
+        };
+        let mark = self.without_mps.as_ref().map(before);
+        let mark = mark.map(|mark| Change::set(DEVICES, mark));
+        [Change::set(VISIBLE_DEVICES, devices)]
+            .into_iter()
+            .chain(mark)
+    }
+}
+
+/// `CUDA_VISIBLE_DEVICES` as it would be without our MPS. `scheduled` is the scheduler's own list
+/// for this job, which may be the same.
+pub fn devices_without_mps(
+    lookup: &dyn Fn(&str) -> Option<String>,
+    scheduled: &dyn Fn() -> Visible,
+) -> Visible {
+    let own = lookup(VISIBLE_DEVICES);
+    let Some(mark) = lookup(DEVICES) else {
+        return own;
+    };
+    let (ours, before) = match mark.split_once(':') {
+        Some((ours, before)) => (ours, Some(before.to_owned())),
+        None => (mark.as_str(), None),
+    };
+    let is_ours = own.as_deref() == Some(ours) && scheduled() != own;
+    if is_ours { before } else { own }
+}
+
+/// Takes back the list of GPUs that the MPS of another job left, as [`strip_inherited`].
+pub fn strip_devices(
+    lookup: &dyn Fn(&str) -> Option<String>,
+    scheduled: &dyn Fn() -> Visible,
+) -> Vec<Change> {
+    if lookup(DEVICES).is_none() {
+        return Vec::new();
+    }
+    let name = VISIBLE_DEVICES;
+    let value = devices_without_mps(lookup, scheduled);
+    let list = (value != lookup(name)).then_some(Change { name, value });
+    [Change::unset(DEVICES)].into_iter().chain(list).collect()
 }
 
 /// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The

@@ -327,6 +327,51 @@ fn a_job_without_mps_loses_only_what_another_jobs_mps_left() {
     assert!(strip_inherited(None, &|_| None).is_empty());
 }
 
+#[test]
+fn a_list_of_gpus_is_taken_back_only_if_it_is_that_of_another_jobs_mps() {
+    let taken = |mark: Option<&str>, own: Option<&str>, scheduled: Option<&str>| {
+        let lookup = |name: &str| match name {
+            DEVICES => mark.map(str::to_owned),
+            VISIBLE_DEVICES => own.map(str::to_owned),
+            _ => None,
+        };
+        strip_devices(&lookup, &|| scheduled.map(str::to_owned))
+    };
+    let (mark, list) = (Change::unset(DEVICES), Change::unset(VISIBLE_DEVICES));
+    let back = |before| [mark.clone(), Change::set(VISIBLE_DEVICES, before)];
+    assert_eq!(
+        taken(Some("0,1"), Some("0,1"), None),
+        [mark.clone(), list.clone()]
+    );
+    assert_eq!(taken(Some("0,1:"), Some("0,1"), None), back(""));
+    assert_eq!(taken(Some("0:2,3"), Some("0"), Some("1")), back("2,3"));
+    // A shell before its ranks sees no GPU.
+    assert_eq!(taken(Some(":2:3"), Some(""), None), back("2:3"));
+    assert_eq!(taken(Some(""), Some(""), None), [mark.clone(), list]);
+    for own in [Some("1"), Some(""), None] {
+        assert_eq!(taken(Some("0:2"), own, None), [Change::unset(DEVICES)], "{own:?}");
+    }
+    assert_eq!(taken(Some("0:2"), Some("0"), Some("0")), [mark]);
+    assert_eq!(taken(None, Some("0"), None), []);
+}
+
+#[test]
+fn a_task_under_mps_can_tell_which_gpus_it_saw_before() {
+    let record = record(false);
+    let mark = |without_mps| {
+        let task = Task {
+            without_mps,
+            ..task(0, 1)
+        };
+        value(&record, &task, DEVICES)
+    };
+    let ours = value(&record, &task(0, 1), VISIBLE_DEVICES);
+    assert_eq!(mark(None), None);
+    assert_eq!(mark(Some(None)), ours);
+    let both = format!("{}:0,1", ours.unwrap());
+    assert_eq!(mark(Some(Some("0,1".to_owned()))), Some(both));
+}
+
 /// `CUDA_VISIBLE_DEVICES` of each rank of a node with `tasks`, each GPU as its last digit.
 fn seen(record: &Record, tasks: u32, change: impl Fn(Task) -> Task) -> String {
     let of_rank = |local| value(record, &change(task(local, tasks)), VISIBLE_DEVICES).unwrap();

@@ -1,14 +1,15 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::this_node;
-use batch::{Host, Lookup, Site, ThisHost};
+use batch::{Host, Lookup, Site, ThisHost, scheduled_devices};
 use mpsd::job::journal::ProcessRef;
 use mpsd::job::store::Store as _;
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings, directories_alone};
 use mpsd_core::environment::{
     self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task,
-    VISIBLE_DEVICES, counted, strip_inherited, task_environment,
+    VISIBLE_DEVICES, Visible, counted, devices_without_mps, strip_devices, strip_inherited,
+    task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
@@ -96,7 +97,7 @@ impl Caller<'_> {
             return Ok(Attachment::NO_JOB);
         };
         let (settings, broken) = self.settings();
-        let stripped = || strip_inherited(Some(job.as_str()), self.env);
+        let stripped = || self.stripped(&job);
         match self.any_record(&settings) {
             Ok(Some((_, record))) if record.state == RecordState::Unneeded => {
                 Ok(Attachment::Unneeded(stripped()))
@@ -114,6 +115,28 @@ impl Caller<'_> {
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
         }
+    }
+
+    /// Removes what the MPS of a job other than `job` left in the environment.
+    pub fn stripped(&self, job: &JobId) -> Vec<Change> {
+        let mut changes = strip_inherited(Some(job.as_str()), self.env);
+        if self.is_foreign(job) {
+            changes.extend(strip_devices(self.env, &|| self.scheduled(job)));
+        }
+        changes
+    }
+
+    /// Whether its environment is that of another job's MPS.
+    fn is_foreign(&self, job: &JobId) -> bool {
+        (self.env)(JOB).is_some_and(|other| other != job.as_str())
+    }
+
+    fn scheduled(&self, job: &JobId) -> Visible {
+        scheduled_devices(job, self.env, &Site::of(&self.settings().0), &ThisHost)
+    }
+
+    fn without_mps(&self, job: &JobId) -> Visible {
+        devices_without_mps(self.env, &|| self.scheduled(job))
     }
 
     /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job,
@@ -255,8 +278,11 @@ impl Caller<'_> {
         if let Some(why) = by_environment.or_else(|| record.by_site.and_then(by_numbers)) {
             return Err(Refusal::new(format!("job {}", record.job), why, "").into());
         }
-        let changes = self.attach(record)?;
+        let mut changes = self.attach(record)?;
         self.expect_daemon(record, &changes)?;
+        if record.unasked.is_some() && self.is_foreign(&record.job) {
+            changes.extend(strip_devices(self.env, &|| self.scheduled(&record.job)));
+        }
         Ok(changes)
     }
 
@@ -327,7 +353,7 @@ impl Caller<'_> {
         let rank = environment::rank(self.env);
         let is_launched = rank.is_some_and(|(_, name)| name != OF_SLURM);
         let visible = self.by_daemons_numbers(record).or_else(|| {
-            let visible = self.visible(counted.is_some());
+            let visible = self.visible(record, counted.is_some());
             visible.filter(|list| !self.is_another_nodes(list, record))
         });
         Task {
@@ -337,6 +363,8 @@ impl Caller<'_> {
             visible: visible.filter(|list| !(is_launched && self.is_of_script(list, record))),
             counted,
             inherited_job: (self.env)(JOB),
+            // 'qsub -V' carries our list, and sbatch has Slurm set it.
+            without_mps: self.var("PBS_JOBID").map(|_| self.without_mps(&record.job)),
             jax_devices: (self.env)(environment::JAX_DEVICES),
         }
     }
@@ -385,8 +413,12 @@ impl Caller<'_> {
 
     /// The devices by UUID or by number. The numbers are CUDA's if `counted`, else the node's.
     /// Under Slurm's ConstrainDevices only `SLURM_STEP_GPUS` has the node's.
-    fn visible(&self, counted: bool) -> Option<String> {
-        let own = self.var(VISIBLE_DEVICES)?;
+    fn visible(&self, record: &Record, counted: bool) -> Option<String> {
+        let own = match self.is_foreign(&record.job) {
+            true => self.without_mps(&record.job),
+            false => (self.env)(VISIBLE_DEVICES),
+        };
+        let own = own.filter(|list| !list.is_empty())?;
         let is_name = own.contains("GPU-") || own.contains(MIG);
         if counted || is_name || self.var("SLURM_JOB_ID").is_none() {
             return Some(own);
@@ -421,7 +453,8 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         value: value.map(str::to_owned),
     };
     let job = change(JOB, Some(record.job.as_str()));
-    let mut changes = vec![job, change(VISIBLE_DEVICES, Some(""))];
+    let mut changes = vec![job];
+    changes.extend(task.sees(String::new()));
     // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {

@@ -1,5 +1,6 @@
 use super::*;
 use mpsd_core::by_site::BySite;
+use mpsd_core::environment::DEVICES;
 use mpsd_core::record::{RecordDevice, RecordGpu};
 use std::os::unix::net::UnixListener;
 
@@ -59,7 +60,7 @@ fn the_job_is_the_schedulers_or_its_own_component() {
 
 #[test]
 fn numbers_of_a_slurm_step_are_the_nodes() {
-    let visible = |env: Env<'_>| with(env, false, |caller| caller.visible(false));
+    let visible = |env: Env<'_>| with(env, false, |caller| caller.visible(&two_gpus(), false));
     let (job, step) = (("SLURM_JOB_ID", "8"), ("SLURM_STEP_GPUS", "3"));
     let own = |list| (VISIBLE_DEVICES, list);
     assert_eq!(visible(&[job, step, own("0")]).as_deref(), Some("3"));
@@ -231,6 +232,46 @@ fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
     ];
     let of_srun = [&slurm[..], &[(VISIBLE_DEVICES, "GPU-00000002")]].concat();
     assert_eq!(visible(&record, false, &of_srun), "1");
+}
+
+#[test]
+fn under_pbs_a_process_can_tell_which_gpus_it_would_see_without_mps() {
+    let record = two_gpus();
+    let mark = |env: Env<'_>| {
+        let changes = with(env, false, |caller| caller.attach(&record).unwrap());
+        let mut changes = changes.into_iter().filter(|change| change.name == DEVICES);
+        changes.next().map(|change| change.value.unwrap())
+    };
+    let (job, rank) = (("PBS_JOBID", "7"), ("MPI_LOCALRANKID", "1"));
+    let sees = |list| (VISIBLE_DEVICES, list);
+    assert_eq!(mark(&[("SLURM_JOB_ID", "7"), rank, sees("1,2")]), None);
+    assert_eq!(mark(&[job, rank]).as_deref(), Some("1"));
+    assert_eq!(mark(&[job, rank, sees("1,2")]).as_deref(), Some("1:1,2"));
+    // Its shell is attached already.
+    let shell = [job, rank, (JOB, "7"), (PIPE_DIRECTORY, "/p"), sees("0,1")];
+    let again = |own| mark(&[&shell[..], &[(DEVICES, own)]].concat());
+    assert_eq!(again("0,1:1,2").as_deref(), Some("1:1,2"));
+    assert_eq!(again("0,1").as_deref(), Some("1"));
+    // Its user's list.
+    assert_eq!(again("0").as_deref(), Some("1:0,1"));
+}
+
+#[test]
+fn another_jobs_gpus_are_not_taken_for_its_own() {
+    let record = two_gpus();
+    let env = [("PBS_JOBID", "7"), (JOB, "6"), (VISIBLE_DEVICES, "GPU-9")];
+    let seen = |mark| visible(&record, true, &[&env[..], &[(DEVICES, mark)]].concat());
+    assert_eq!(seen("GPU-9"), "0,1");
+    assert_eq!(seen("GPU-9:2"), "1");
+    let refused = with(&env, true, |caller| caller.attach(&record).unwrap_err());
+    assert!(refused.to_string().contains("names 'GPU-9'"), "{refused}");
+    let stripped = |job: &str| {
+        let env = [&env[..], &[(DEVICES, "GPU-9:2")]].concat();
+        let id = JobId::parse(job).unwrap();
+        with(&env, true, |caller| caller.stripped(&id))
+    };
+    assert!(stripped("7").contains(&Change::set(VISIBLE_DEVICES, "2")));
+    assert_eq!(stripped("6"), []);
 }
 
 #[test]

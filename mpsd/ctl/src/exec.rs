@@ -23,6 +23,10 @@ const LAUNCHERS: [&str; 5] = [
     "hydra_bstrap_proxy",
     "pmi_proxy",
 ];
+/// What a user who sets a variable MPS must have meant, and the line about it.
+const REQUESTS: [&str; 6] = ["true", "on", "auto", "per-node", "per-gpu", "own"];
+const NO_REQUEST: &str =
+    "the variable MPS of this job (qsub -v, -V) asks for no MPS; allowed: qsub -A MPS=on";
 /// The exit codes of env(1) and every shell for a command that is not found, and for one that
 /// cannot be run.
 const NOT_FOUND: u8 = 127;
@@ -107,7 +111,20 @@ impl Exec {
             }
             // No record, and no usable configuration that could name another directory.
             Err(Failure::Fault(_)) => Ok(Attachment::NO_JOB),
+            Ok(Attachment::WithoutMps(changes)) => {
+                self.tell_of_variable(caller.env);
+                Ok(Attachment::WithoutMps(changes))
+            }
             found => found,
+        }
+    }
+
+    /// Tells the user of a job that did not ask, if it has a variable that was meant to ask. It
+    /// asks for nothing, because a script may have such a variable. Torque's prologue sees none.
+    fn tell_of_variable(&self, env: Lookup<'_>) {
+        let is_meant = |value: String| REQUESTS.contains(&value.to_ascii_lowercase().as_str());
+        if !is_of_tm(env) && self.lone_shell(env).is_some() && env("MPS").is_some_and(is_meant) {
+            complain(NAME, NO_REQUEST);
         }
     }
 
@@ -181,6 +198,13 @@ mod tests {
             .unwrap();
         let theirs: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
         assert_eq!(theirs, LAUNCHERS);
+    }
+
+    #[test]
+    fn the_hook_tells_of_the_same_variable() {
+        let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
+        let list = format!("in (\"{}\")", REQUESTS.join("\", \""));
+        assert!(hook.contains(&list) && hook.contains(NO_REQUEST));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use ctl::{Caller, NO_JOB};
 use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::environment::{
     Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
-    strip_inherited, task_environment,
+    task_environment,
 };
 use mpsd_core::limits::Percent;
 use mpsd_core::ranks::Rank;
@@ -60,7 +60,7 @@ impl Places {
             with_mps,
             gpus: Vec::new(),
             nowhere: jobs.join("none"),
-            inherited: strip_inherited(Some(job.as_str()), caller.env),
+            inherited: caller.stripped(&job),
         };
         places.gpus = match &places.with_mps {
             Some((record, _)) => places.visible_gpus(record.gpus.len())?,

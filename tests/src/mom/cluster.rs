@@ -366,8 +366,17 @@ impl Cluster {
                 ("CUDA_VISIBLE_DEVICES", &list.join(",")),
                 ("PBS_GPUFILE", &file),
             ]));
-        } else if !job.account.is_empty() {
-            env.insert("PBS_ACCOUNT".into(), job.account.clone());
+        } else {
+            if !job.account.is_empty() {
+                env.insert("PBS_ACCOUNT".into(), job.account.clone());
+            }
+            // As pbs_cgroups does in execjob_launch, before our hook.
+            if job.stock_place.is_none() {
+                let uuids = self.gpus[at].uuids();
+                let list = job.gpus[at].iter().map(|gpu| uuids[*gpu as usize].as_str());
+                let list = list.collect::<Vec<_>>().join(r"\,");
+                env.insert("CUDA_VISIBLE_DEVICES".into(), list);
+            }
         }
         env
     }

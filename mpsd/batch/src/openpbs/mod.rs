@@ -11,6 +11,7 @@ use super::trial::QSUB_OF_OPENPBS;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const MOST_ENV_FILE: usize = 64 << 10;
@@ -88,6 +89,17 @@ impl BatchSystem for OpenPbs {
         }
     }
 
+    fn scheduled_devices(
+        &self,
+        job: &JobId,
+        _: Lookup<'_>,
+        site: &Site,
+        host: &dyn Host,
+    ) -> Option<String> {
+        let (_, text) = file_of_cgroups(job, site, host);
+        devices_of_cgroups(&text.ok()??)
+    }
+
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
         Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
     }
@@ -124,20 +136,34 @@ impl BatchSystem for OpenPbs {
     }
 }
 
-/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin
-/// and deletes in execjob_end (source: pbs_cgroups.PY).
-fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
-    let pbs = Installation::find(&PRODUCT, &input.site, host);
-    let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
-    let shown = path.display();
-    let text = match host.text(&path, MOST_ENV_FILE) {
-        Ok(text) => text?,
-        Err(why) => return Some(GpuSource::Unknown(why)),
-    };
+/// The file that the hook pbs_cgroups writes in execjob_begin and deletes in execjob_end (source:
+/// pbs_cgroups.PY), and its text.
+fn file_of_cgroups(
+    job: &JobId,
+    site: &Site,
+    host: &dyn Host,
+) -> (PathBuf, Result<Option<String>, String>) {
+    let pbs = Installation::find(&PRODUCT, site, host);
+    let path = pbs.home.join("aux").join(format!("{job}.env"));
+    let text = host.text(&path, MOST_ENV_FILE);
+    (path, text)
+}
+
+/// The value of its line `CUDA_VISIBLE_DEVICES=<UUID,…>`. The hook escapes commas for the mom's
+/// variable list.
+fn devices_of_cgroups(text: &str) -> Option<String> {
     let mut lines = text.lines().map(str::trim);
     let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
-    // The hook escapes commas for the mom's variable list.
-    let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
+    Some(line.trim_matches(['"', '\'']).replace("\\,", ","))
+}
+
+fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
+    let (path, text) = file_of_cgroups(&submission.job, &input.site, host);
+    let shown = path.display();
+    let value = match text {
+        Ok(text) => devices_of_cgroups(&text?)?,
+        Err(why) => return Some(GpuSource::Unknown(why)),
+    };
     Some(match GpuName::parse_list(&value) {
         Ok(names) if names.is_empty() => GpuSource::None,
         // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.

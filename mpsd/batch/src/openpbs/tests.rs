@@ -1,9 +1,10 @@
 //! What our hook says of a job under OpenPBS, and what we read from it.
 
-use crate::call::{CallOptions, Program};
+use crate::call::{CallOptions, Program, Site};
 use crate::devices::{Exclusive, GpuName, GpuSource};
+use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
-use mpsd_core::job::Scheduler;
+use mpsd_core::job::{JobId, Scheduler};
 
 const ENV: [(&str, &str); 2] = [("PATH", "/bin:/usr/bin"), ("PBS_JOBDIR", "/home/alice")];
 const CGROUPS: &str = "/var/spool/x/aux/0.localhost.env";
@@ -55,6 +56,15 @@ fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
     assert!(call.host.ran.borrow().is_empty());
 }
 
+fn scheduled(job: &str, host: &TextHost) -> Option<String> {
+    let job = JobId::parse(job).unwrap();
+    let site = Site {
+        home: Some("/var/spool/x".into()),
+        ..Site::default()
+    };
+    scheduled_devices(&job, &|_| None, &site, host)
+}
+
 #[test]
 fn openpbs_gpus_come_from_pbs_cgroups() {
     let mut call = hooked("(nodeb:ngpus=2)", "", "");
@@ -72,11 +82,17 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
         let text = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={list}\n");
         call.host = TextHost::default().file(CGROUPS, &text);
         let d = call.devices();
+        assert_eq!(scheduled("0.localhost", &call.host), Some(names.join(",")));
+        assert_eq!(scheduled("1.localhost", &call.host), None);
         let names = names.map(|name| GpuName::Uuid(name.to_owned()));
         assert_eq!(d.gpus, GpuSource::Listed(names.to_vec()));
         assert_eq!(d.exclusive, Exclusive::GpusAlone);
         assert!(call.host.ran.borrow().is_empty(), "the options say it all");
     }
+    assert_eq!(
+        scheduled("0.localhost", &TextHost::default().file(CGROUPS, "A=1\n")),
+        None
+    );
     call.host = TextHost::default().file(CGROUPS, "CUDA_VISIBLE_DEVICES=0\\,1\n");
     let GpuSource::Unknown(why) = call.devices().gpus else {
         panic!("numbers are not certain");

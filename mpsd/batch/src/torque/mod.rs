@@ -119,6 +119,27 @@ impl BatchSystem for Torque {
         }
     }
 
+    /// The mom gives the numbers of the GPU file. `qsub -V` carries another job's name of it. A
+    /// sister has neither (docs/facts/pbs.md#gpus-of-a-job).
+    fn scheduled_devices(
+        &self,
+        job: &JobId,
+        env: Lookup<'_>,
+        site: &Site,
+        host: &dyn Host,
+    ) -> Option<String> {
+        let path = env("PBS_GPUFILE").filter(|path| path.ends_with(&format!("/{job}gpu")))?;
+        let here = site.node.clone().unwrap_or_else(|| host.name());
+        let GpuSource::Listed(gpus) = from_file(Path::new(&path), &here, host) else {
+            return None;
+        };
+        let number = |gpu: &GpuName| match gpu {
+            GpuName::Index(number) => number.to_string(),
+            GpuName::Uuid(uuid) => uuid.clone(),
+        };
+        Some(gpus.iter().map(number).collect::<Vec<_>>().join(","))
+    }
+
     /// Finds a sister that its own prologue drained for this job. That prologue exits 0: Torque
     /// takes a sister with a failed prologue down, and pbs_sched then deletes the job
     /// (docs/facts/pbs.md#results-of-a-prologue). So the mother superior puts the job back.

@@ -1,9 +1,10 @@
 //! Torque's recorded argument vectors and environments, and what we read from them.
 
-use crate::call::{Program, UserRef};
+use crate::call::{Program, Site, UserRef};
 use crate::devices::{Exclusive, GpuName, GpuSource};
+use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
-use mpsd_core::job::Scheduler;
+use mpsd_core::job::{JobId, Scheduler};
 
 const LIST: &str = "nodes=1:gpus=1,neednodes=1:gpus=1,walltime=01:00:00";
 const SCRIPT: &str = "/var/spool/torque/mom_priv/jobs/0.vm.SC";
@@ -79,6 +80,24 @@ fn torque_prologue() {
         (Exclusive::GpusAlone, Some(4))
     );
     assert!(call.host.ran.borrow().is_empty());
+}
+
+#[test]
+fn the_mom_gives_a_job_the_numbers_of_its_own_gpu_file() {
+    let host = TextHost::default().file(GPU_FILE, "vm-gpu2\nother-gpu3\nvm-gpu0\n");
+    let scheduled = |job: &str, file: Option<&str>| {
+        let env = |name: &str| file.filter(|_| name == "PBS_GPUFILE").map(str::to_owned);
+        let site = Site {
+            node: Some("vm".to_owned()),
+            ..Site::default()
+        };
+        scheduled_devices(&JobId::parse(job).unwrap(), &env, &site, &host)
+    };
+    assert_eq!(scheduled("0.vm", Some(GPU_FILE)).as_deref(), Some("2,0"));
+    // 'qsub -V' carries the name of another job's file.
+    assert_eq!(scheduled("1.vm", Some(GPU_FILE)), None);
+    assert_eq!(scheduled("0.vm", None), None);
+    assert_eq!(scheduled("0.vm", Some("/elsewhere/0.vmgpu")), None);
 }
 
 #[test]
