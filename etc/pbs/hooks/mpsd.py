@@ -198,14 +198,18 @@ def shape(job):
     return [option + "=" + value for option, value in given if value]
 
 
-def begin(event):
-    job = event.job
-    arguments = ["--scheduler", "openpbs", "--record", "--wait", "announced"] + OPTIONS + (["--sister"] if is_sister(job) else [])
+def prologue(job, options, limit, goes_on=None):
+    arguments = ["--scheduler", "openpbs", "--record", "--wait", "announced"] + OPTIONS + options
     values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps"),
               "--queue=" + attribute(job, "queue")] + shape(job)
+    return call("mps-prologue", arguments + identity(job), limit, values=values, goes_on=goes_on)
+
+
+def begin(event):
+    job = event.job
     # If the job did not ask itself, only its directory tells execjob_launch that a start is under way.
-    code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values,
-                         goes_on=lambda: asks or has_directory(attribute(job, "id")))
+    code, _, line = prologue(job, ["--sister"] if is_sister(job) else [], mom_waits(),
+                             lambda: asks or has_directory(attribute(job, "id")))
     if code is None:
         return None  # execjob_launch waits for it
     if line:
@@ -238,7 +242,8 @@ def launch(event):
     if not (asks or is_automatic):
         return forget(job, env)
     inherited = passed(env)
-    code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
+    options = ["--main"] * is_main_shell(event) + ["--first"] * is_first_process(event)
+    code, answer, line = environment(job, inherited, options, LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job, settled=True):
         # The user's mistake would have left a record.
@@ -256,10 +261,18 @@ def launch(event):
             put_back(job, code)
             job.rerun()
         return None if tells_itself(event, line) else tell(line)
-    if line and is_main_shell(event) and not is_launcher(event):
+    if line and not asks and is_first_process(event):
+        leave_out(job)
+    elif line and is_main_shell(event) and not is_launcher(event):
         tell(line)  # a warning: the job runs
     change(env, changes)
     return None
+
+
+def leave_out(job):
+    """Ends the MPS that the site gave the job: its script does not go with it. PBS sends the script after execjob_begin."""
+    clean(job, LIMIT_S)
+    prologue(job, ["--scripted"], LIMIT_S)  # it records and logs why
 
 
 def passed(env):

@@ -92,6 +92,11 @@ pub trait BatchSystem: Sync {
     fn script(&self, _: &Submission, _: &Input<'_>) -> Option<String> {
         None
     }
+    /// The batch script of a job that has begun, if [`BatchSystem::script`] came too early for it.
+    /// Interactive jobs have an empty one.
+    fn late_script(&self, _: &JobId, _: &Site) -> Option<String> {
+        None
+    }
     /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
     fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
         None

@@ -125,6 +125,9 @@ pub struct CallOptions {
     /// This is not the job's first node.
     #[arg(long)]
     pub sister: bool,
+    /// The job's batch script has come, or there is none (OpenPBS's hook).
+    #[arg(long)]
+    pub scripted: bool,
 }
 
 /// What the site's configuration and the environment say of where a scheduler is on this node. A

@@ -94,6 +94,12 @@ pub fn scheduled_devices(
         .find_map(|system| system.scheduled_devices(job, env, site, host))
 }
 
+/// The batch script of a job on its first node, if its batch system sends it after the job's begin.
+pub fn late_script(job: &JobId, site: &Site) -> Option<String> {
+    ALL.into_iter()
+        .find_map(|system| system.late_script(job, site))
+}
+
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);

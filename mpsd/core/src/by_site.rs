@@ -40,6 +40,11 @@ pub fn text_of(path: &Path) -> Option<String> {
     (!bytes.contains(&0)).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Why a job with this batch script is left out.
+pub fn of_script(text: &str) -> Option<String> {
+    own_mps(text).or_else(|| without_ranks(text))
+}
+
 /// Why a script, or a program that is text, meets MPS in its own way; `None`: it does not.
 pub fn own_mps(text: &str) -> Option<String> {
     let named = OWN.into_iter().find(|word| text.contains(word))?;

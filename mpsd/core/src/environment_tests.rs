@@ -349,7 +349,11 @@ fn a_list_of_gpus_is_taken_back_only_if_it_is_that_of_another_jobs_mps() {
     assert_eq!(taken(Some(":2:3"), Some(""), None), back("2:3"));
     assert_eq!(taken(Some(""), Some(""), None), [mark.clone(), list]);
     for own in [Some("1"), Some(""), None] {
-        assert_eq!(taken(Some("0:2"), own, None), [Change::unset(DEVICES)], "{own:?}");
+        assert_eq!(
+            taken(Some("0:2"), own, None),
+            [Change::unset(DEVICES)],
+            "{own:?}"
+        );
     }
     assert_eq!(taken(Some("0:2"), Some("0"), Some("0")), [mark]);
     assert_eq!(taken(None, Some("0"), None), []);

@@ -1,7 +1,7 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::this_node;
-use batch::{Host, Lookup, Site, ThisHost, scheduled_devices};
+use batch::{Host, Lookup, Site, ThisHost, late_script, scheduled_devices};
 use mpsd::job::journal::ProcessRef;
 use mpsd::job::store::Store as _;
 use mpsd_core::bind::DeviceNames;
@@ -15,7 +15,7 @@ use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
-use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, by_site, listener};
+use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, by_site, listener, script};
 use std::path::Path;
 
 /// A process, and the job that it asks about.
@@ -33,6 +33,8 @@ pub struct Caller<'a> {
     /// It is the job's main shell, which has no rank: changes that need one are left out, not
     /// refused.
     pub main: bool,
+    /// It is the job's first process, so that the job's batch script is here by now.
+    pub first: bool,
 }
 
 pub fn own_variable(name: &str) -> Option<String> {
@@ -51,6 +53,7 @@ impl<'a> Caller<'a> {
             env: &own_variable,
             uid: nix::unistd::geteuid().as_raw(),
             main: false,
+            first: false,
         }
     }
 }
@@ -175,12 +178,35 @@ impl Caller<'_> {
         Ok(None)
     }
 
-    /// What its user should know although the job runs.
+    /// What its user should know although the job runs. Of a job that did not ask, why OpenPBS' hook
+    /// is to leave it out.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let (settings, _) = self.settings();
-        let found = self.any_record(&settings).ok().flatten();
-        let asked = found.filter(|(_, record)| record.by_site.is_none());
-        asked.map_or(Vec::new(), |(_, record)| record.warnings)
+        let Some((_, record)) = self.any_record(&settings).ok().flatten() else {
+            return Vec::new();
+        };
+        if record.by_site.is_some() {
+            return self.left_out_by_script(&record).into_iter().collect();
+        }
+        let script = self
+            .late_script(&record)
+            .filter(|_| !record.daemons.is_empty());
+        let advice = script.map(|script| script::advice(&script, &record));
+        let advice = advice.into_iter().flatten();
+        let advice = advice.map(|line| format!("warning: {line}"));
+        record.warnings.iter().cloned().chain(advice).collect()
+    }
+
+    /// The script of a job whose first process starts, if its begin came too early for it.
+    fn late_script(&self, record: &Record) -> Option<String> {
+        let site = || Site::of(&self.settings().0);
+        self.first.then(|| late_script(&record.job, &site()))?
+    }
+
+    /// Why the MPS that its site gave the job does not go with the job's script.
+    fn left_out_by_script(&self, record: &Record) -> Option<String> {
+        record.by_site?;
+        by_site::of_script(&self.late_script(record)?)
     }
 
     /// Advice for a process without a rank or for a launcher's first rank: variables that do not go
@@ -275,12 +301,14 @@ impl Caller<'_> {
         let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
         let by_environment = by_site::by_environment(record, ranks, self.env);
         let by_numbers = |_| by_site::by_numbers(record, counted(record).as_deref());
-        if let Some(why) = by_environment.or_else(|| record.by_site.and_then(by_numbers)) {
+        let by_numbers = || record.by_site.and_then(by_numbers);
+        let by_script = || self.left_out_by_script(record);
+        if let Some(why) = by_environment.or_else(by_numbers).or_else(by_script) {
             return Err(Refusal::new(format!("job {}", record.job), why, "").into());
         }
         let mut changes = self.attach(record)?;
         self.expect_daemon(record, &changes)?;
-        if record.unasked.is_some() && self.is_foreign(&record.job) {
+        if record.by_site.is_some() && self.is_foreign(&record.job) {
             changes.extend(strip_devices(self.env, &|| self.scheduled(&record.job)));
         }
         Ok(changes)

@@ -18,6 +18,7 @@ fn with<T>(env: Env<'_>, main: bool, ask: impl FnOnce(&Caller<'_>) -> T) -> T {
         env: &lookup,
         uid: 1000,
         main,
+        first: false,
     })
 }
 

@@ -25,6 +25,9 @@ pub struct Env {
     /// GPU's own daemon
     #[arg(long)]
     pub main: bool,
+    /// This is the job's first process: its batch script has come by now (OpenPBS's hook)
+    #[arg(long, hide = true, requires = "main")]
+    pub first: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -163,6 +166,7 @@ mod tests {
             env: &|_| None,
             uid: 1000,
             main: false,
+            first: false,
         };
         for (shell, text) in [(Shell::Sh, ""), (Shell::Json, "{}\n")] {
             let env = Env {
@@ -170,6 +174,7 @@ mod tests {
                 shell,
                 container: None,
                 main: false,
+                first: false,
             };
             assert_eq!(env.run(&caller).as_deref(), Ok(text));
         }

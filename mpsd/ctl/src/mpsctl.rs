@@ -362,7 +362,7 @@ fn settings_for_root(
 
 fn env(config: &Path, verb: &Env) -> u8 {
     let mut caller = Caller::this(config, verb.job.as_deref());
-    caller.main = verb.main;
+    (caller.main, caller.first) = (verb.main, verb.first);
     // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and does
     // not count a failed try that only the node can have caused.
     let hook = verb.shell == Shell::Json;

@@ -75,7 +75,9 @@ fn start<N: Node>(
 ) -> Result<(), FailedStart> {
     let began = Instant::now();
     if job.by_site
-        && let Some(why) = scheduled.script().and_then(|script| of_script(&script))
+        && let Some(why) = scheduled
+            .script()
+            .and_then(|script| by_site::of_script(&script))
     {
         return leave_out(node, job, when, None, &why);
     }
@@ -193,11 +195,6 @@ fn attempt<N: Node>(
         ReturnWhen::Started => start.finish_alone(node, job)?,
     }
     Ok(None)
-}
-
-/// Why a job that did not ask has no MPS by its script, where the scheduler has placed it already.
-fn of_script(script: &str) -> Option<String> {
-    by_site::own_mps(script).or_else(|| by_site::without_ranks(script))
 }
 
 /// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,

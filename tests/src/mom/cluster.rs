@@ -257,17 +257,21 @@ impl Cluster {
     }
 
     pub fn begin(&mut self, job: &Job) -> Verdict {
-        let home = match self.product {
-            Product::Torque => super::torque::HOME,
-            Product::OpenPbs => super::openpbs::HOME,
-        };
-        if !job.interactive {
-            let file = format!("{home}/mom_priv/jobs/{}.SC", job.id);
-            self.nodes[0].write(&file, job.script, 0o644);
-        }
         match self.product {
-            Product::Torque => self.torque_begin(job),
+            Product::Torque => {
+                self.has_script(job);
+                self.torque_begin(job)
+            }
+            // The server sends a job's script after the hooks on execjob_begin (recorded).
             Product::OpenPbs => self.openpbs_begin(job),
+        }
+    }
+
+    /// The mom's file of the job's batch script.
+    pub(super) fn has_script(&mut self, job: &Job) {
+        if !job.interactive {
+            let file = format!("{}/mom_priv/jobs/{}.SC", self.product.home(), job.id);
+            self.nodes[0].write(&file, job.script, 0o644);
         }
     }
 

@@ -97,11 +97,12 @@ impl Cluster {
 
     /// The job's main shell, a login shell; `Err`: the launch was rejected and the job fails.
     pub fn openpbs_shell(&mut self, job: &Job, script: &str) -> Result<Run, String> {
-        let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
-        self.nodes[0].write(&file, script, 0o644);
+        self.has_script(job);
         let mut run = self.user_process(job, 0, &["-sh"]);
         run.env.insert("PBS_TASKNUM".into(), "1".into());
         run.env = self.launched(job, 0, &["/bin/sh"], run.env)?.env;
+        let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
+        self.nodes[0].write(&file, script, 0o644);
         run.program = Some("/bin/sh".into());
         run.stdin = Stream::File(file);
         Ok(run)

@@ -100,8 +100,15 @@ impl BatchSystem for OpenPbs {
         devices_of_cgroups(&text.ok()??)
     }
 
+    /// The server sends it after the hooks on execjob_begin (docs/facts/pbs.md#hooks-of-openpbs).
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
-        Installation::find(&PRODUCT, &input.site, &ThisHost).script(submission)
+        let pbs = Installation::find(&PRODUCT, &input.site, &ThisHost);
+        pbs.script(submission).filter(|_| input.given.scripted)
+    }
+
+    fn late_script(&self, job: &JobId, site: &Site) -> Option<String> {
+        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
+        pbs.has_file_of(job).then(|| pbs.script_of(job))
     }
 
     /// OpenPBS holds the job after 21 tries; a hook on execjob_begin may set the count

@@ -125,11 +125,12 @@ impl Installation {
     /// The batch script of a job that begins on this node, empty for an interactive one; `None`:
     /// another node has it.
     pub fn script(&self, submission: &Submission) -> Option<String> {
-        let file = self
-            .mom_priv()
-            .join("jobs")
-            .join(format!("{}.SC", submission.job));
-        (!submission.sister).then(|| by_site::text_of(&file).unwrap_or_default())
+        (!submission.sister).then(|| self.script_of(&submission.job))
+    }
+
+    pub fn script_of(&self, job: &JobId) -> String {
+        let file = self.mom_priv().join("jobs").join(format!("{job}.SC"));
+        by_site::text_of(&file).unwrap_or_default()
     }
 
     pub fn is_here(&self) -> bool {
