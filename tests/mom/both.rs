@@ -350,3 +350,12 @@ fn an_end_without_a_begin_and_a_second_end_do_nothing() {
         assert_eq!(c.told(&job), "");
     });
 }
+
+#[test]
+fn the_number_of_a_job_that_is_not_here_is_not_taken_for_one_of_slurm() {
+    on_both(&["nodea"], |c| {
+        let (_, text) = c.nodes[0].try_sh("mpsctl status 999");
+        says(&text, &["job 999 has no MPS on this node"]);
+        assert!(!text.contains("srun"), "{text}");
+    });
+}

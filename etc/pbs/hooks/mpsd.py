@@ -261,7 +261,7 @@ def launch(event):
             put_back(job, code)
             job.rerun()
         return None if tells_itself(event, line) else tell(line)
-    if line and not asks and is_first_process(event):
+    if line and not asks:
         leave_out(job)
     elif line and is_main_shell(event) and not is_launcher(event):
         tell(line)  # a warning: the job runs

@@ -349,7 +349,7 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     };
     let attached = |record: &Record, env: Env<'_>| match found(record, env) {
         Attachment::Attached(changes) => {
-            let is_kept = |change: &Change| change.name != VISIBLE_DEVICES;
+            let is_kept = |change: &Change| ![VISIBLE_DEVICES, DEVICES].contains(&change.name);
             assert!(changes.iter().all(is_kept), "{changes:?}");
             true
         }
@@ -357,6 +357,16 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
         other => panic!("{other:?}"),
     };
     assert!(attached(&record, &[]));
+    // 'qsub -V' inside another job's MPS.
+    let of_other = [(JOB, "6"), (VISIBLE_DEVICES, "0"), (DEVICES, "0:1,2")];
+    let Attachment::Attached(changes) = found(&record, &of_other) else {
+        panic!("its own list is back");
+    };
+    assert!(
+        changes.contains(&Change::set(VISIBLE_DEVICES, "1,2")),
+        "{changes:?}"
+    );
+    assert!(changes.contains(&Change::unset(DEVICES)), "{changes:?}");
     // A rank has the limits of all GPUs that it sees, and JAX its own choice.
     record.rank_memory = vec![
         record

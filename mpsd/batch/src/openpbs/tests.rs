@@ -145,6 +145,7 @@ fn chunks_on_this_node_times_their_ranks() {
         ("1:ncpus=4:mpiprocs=2+2:mpiprocs=4", Some(8)),
         ("2:ncpus=4:mpiprocs=2+1:mpiprocs=4", Some(6)),
         ("1:ncpus=4:mpiprocs=2+1:mpiprocs=4", None),
+        ("1:ncpus=4:mpiprocs=2+3:mpiprocs=4", None),
         ("1:ncpus=4+2:mpiprocs=4", None),
     ] {
         assert_eq!(

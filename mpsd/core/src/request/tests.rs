@@ -63,6 +63,11 @@ fn what_is_not_ours_is_not_looked_at() {
         );
     }
     assert_eq!(Request::from_account(b"proj\xff\xfe,x=\x80"), Ok(None));
+    let flag = Request::from_account("--mps=physics").unwrap_err();
+    assert!(
+        flag.to_string().contains("not written as a request"),
+        "{flag}"
+    );
 }
 
 #[test]
@@ -377,6 +382,7 @@ fn a_project_that_the_site_names_is_no_request() {
     assert_eq!(read("MPS:on;lab"), Ok(None));
     assert_eq!(read("mps,MPS=on"), Ok(Some(account("MPS=on"))));
     assert!(read("MPS").is_err(), "another spelling");
+    assert!(read("mps:true").is_err(), "more than the project");
 }
 
 /// Every text with a part of each list. `|` separates the parts of a list.

@@ -97,7 +97,7 @@ impl StatusReport {
         let Some(record) = first_record(&settings, &ids)? else {
             return match broken {
                 Some(fault) => Err(fault.into()),
-                None => Ok(Self::not_attached(none_here(job, caller.is_in(job)))),
+                None => Ok(Self::not_attached(none_here(&ids, job, caller.is_in(job)))),
             };
         };
         if record.uid != 0 && record.uid != caller.uid {
@@ -156,7 +156,7 @@ impl StatusReport {
         }
         match caller.job {
             Some(job) if report.jobs.is_empty() && report.unread.is_empty() => {
-                Ok(Self::not_attached(none_here(job, false)))
+                Ok(Self::not_attached(none_here(&caller.ids()?, job, false)))
             }
             _ => Ok(report),
         }
@@ -313,10 +313,12 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
 }
 
 /// Why there is nothing of `job`, and where there may be. `inside`: this is one of its nodes. A
-/// login node is none; a job of Slurm has a number.
-fn none_here(job: impl Display, inside: bool) -> String {
+/// login node is none. A job of Slurm has a number, which a PBS here would read as one of its own.
+fn none_here(ids: &[JobId], job: impl Display, inside: bool) -> String {
     let job = job.to_string();
-    let of_slurm = job.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = job.bytes().all(|byte| byte.is_ascii_digit());
+    let is_of_slurm = |id: &JobId| !id.as_str().contains(|c: char| c.is_ascii_alphabetic());
+    let of_slurm = is_number && ids.iter().all(is_of_slurm);
     let hint = match (of_slurm, inside) {
         (true, true) => format!(
             ": submit it with --mps; the MPS of a step that asked: mpsctl status {job}.STEP"
