@@ -57,7 +57,7 @@ fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
     says(&is_refused(&mut c, &job), &[&why]);
     bare(&client(&mut c, &other));
     ends(&mut c, &job);
-    c.openpbs_reaches(&other, 58);
+    c.openpbs_reaches(&other, 50);
     let job = c.job("MPS=true").stock("free:exclhost");
     begins(&mut c, &job);
     attached(&client(&mut c, &job), &job, "nodea", 132, None);
