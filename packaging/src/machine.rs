@@ -67,11 +67,11 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 /// a booted one is not: where nobody looks again (`second_look`), with two processors
 /// (`a_child_that_its_user_stops`), or where another log than journald hears (`confined::a_user`).
 const MACHINES: [&[(&str, &str)]; 3] = [
-    &[("slurm", "shared:: leftovers:: seen::")],
     &[(
         "slurm",
-        "shared_cgroups:: shared_sluids:: memory_cgroup:: auto_shards_confined:: devices_reversed::",
+        "shared:: leftovers:: seen:: auto_shards_confined:: devices_reversed::",
     )],
+    &[("slurm", "shared_cgroups:: shared_sluids:: memory_cgroup::")],
     &[
         (
             "mpsd_sys",
