@@ -11,6 +11,7 @@ mod openpbs;
 mod scripts;
 mod selftest;
 mod shared;
+mod shares;
 mod starter;
 mod torque;
 mod unasked;

@@ -2,7 +2,6 @@
 //! double plays the probe.
 
 use crate::jobs::{begins, on_both, says};
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, USER};
@@ -16,16 +15,7 @@ fn start(c: &mut Cluster, words: &[&str]) -> i32 {
 }
 
 fn start_at(c: &mut Cluster, home: &str, words: &[&str]) -> i32 {
-    let server = c.server();
-    c.serve("calls", &c.served("calls"));
-    let open = |name, mode| {
-        std::fs::set_permissions(server.join(name), std::fs::Permissions::from_mode(mode)).unwrap()
-    };
-    open("calls", 0o666);
-    for dir in ["queue", "jobs", "deleted"] {
-        std::fs::create_dir_all(server.join(dir)).unwrap();
-        open(dir, 0o777);
-    }
+    c.open_to_users();
     let gpu = "/var/srv/pbs/gpu-nodea";
     let probe = format!("#!/bin/sh\nexec {gpu}/fake-cuda-client --node {gpu} \"$@\"\n");
     c.nodes[0].write("/usr/bin/mps-probe", &probe, 0o755);

@@ -5,6 +5,10 @@ to mps-prologue, mps-epilogue and mpsctl, and obeys their exit codes. A job whos
 and that has no resource 'mps' cannot have asked. It starts none of our programs, unless it inherits the variables of another
 job's MPS.
 
+Where the site offers shares, each GPU is a vnode HOST[UUID] (exechost_startup). It has one of the host's ngpus and all its
+mps_shares. 'default_excl' keeps whole-GPU jobs and jobs with shares apart: those ask to share, by queuejob. That event also
+groups their vnodes by mps_gpu, or the scheduler would take the shares of one job from several GPUs.
+
 The hook has no execjob_prologue and no execjob_epilogue: they would silence the site's classic scripts.
 PBS retries a job that execjob_begin rejects, and its user reads nothing. So a refusal is recorded there, and told in
 execjob_launch, where descriptor 2 is the job's own error file. Other failures reject in execjob_begin. PBS holds a job
@@ -29,6 +33,7 @@ import pbs
 AUTO_QUEUES = []  # filled in by 'mpsctl pbs install': auto_queues of mpsd.toml
 JOBS = "/run/mpsd/jobs"  # filled in by 'mpsctl pbs install'
 LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
+SHARES = 0  # filled in by 'mpsctl pbs install': mps_shares of each GPU
 
 ACTS = r'''
 import errno
@@ -37,6 +42,7 @@ import time
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
 OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] if it is not /etc/mpsd/mpsd.toml
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
+MOVES = 0  # filled in by 'mpsctl pbs install': queuejob moves our words
 MOM_WAITS_S = 1.2
 ENV_LIMIT_S = 10
 AGAIN_S = 60  # before the next try of a job
@@ -194,7 +200,7 @@ def identity(job):
 def shape(job):
     given = (("--select", attribute(job, "schedselect") or resource(job, "select")),
              ("--place", resource(job, "place")), ("--vnodes", attribute(job, "exec_vnode")),
-             ("--hosts", attribute(job, "exec_host2")))
+             ("--hosts", attribute(job, "exec_host2")), ("--shares", text(SHARES or None)))
     return [option + "=" + value for option, value in given if value]
 
 
@@ -399,9 +405,55 @@ def abort(event):
     clean(event.job, mom_waits())
 
 
+def startup(event):
+    """Makes a vnode of each GPU. What a hook writes here overrides a manager's own ngpus of the host."""
+    code, answer, line = call("mpsctl", ["pbs", "vnodes"] + OPTIONS, LIMIT_S)
+    gpus = json_of(answer)["gpus"] if code == 0 else []
+    with open("../resourcedef") as file:
+        known = file.read()
+    if not gpus or "mps_gpu" not in known:  # PBS would take a resource that the mom does not know yet for text
+        return log(line or "mpsd: no GPU of this node has mps_shares")
+    host, vnodes = pbs.get_local_nodename(), event.vnode_list
+    for name in set(list(vnodes.keys()) + [host]):
+        set_vnode(vnodes[name], ngpus=0, mps_gpu=",".join(gpus))
+    for gpu in gpus:
+        name = "%s[%s]" % (host, gpu)
+        vnodes[name] = pbs.vnode(name)
+        vnodes[name].sharing = pbs.ND_DEFAULT_EXCL
+        set_vnode(vnodes[name], ncpus=0, mem=pbs.size("0kb"), ngpus=1, mps_shares=SHARES, mps_gpu=gpu)
+
+
+def set_vnode(vnode, **resources):
+    for name, value in resources.items():
+        try:
+            vnode.resources_available[name] = value
+        except Exception:
+            if name != "ngpus":  # the site has no such resource
+                raise
+
+
+def place_shares(job):
+    """Why a job's request for shares is refused, or None."""
+    select = resource(job, "select")
+    most = [int(word[len(WORD):]) for word in select.replace("+", ":").split(":") if word.startswith(WORD)]
+    if max(most) > SHARES:
+        return "mpsd: %s%d: a GPU has %d shares; allowed: 1 to %d in a chunk, or ngpus" % (WORD, max(most), SHARES, SHARES)
+    place = (resource(job, "place") or "free").split(":")
+    if not {"shared", "excl", "exclhost"} & set(place):
+        place.append("shared")
+    count = select.split(":")[0]
+    if "+" not in select and (count == "1" or not count.isdigit()) and not any(word.startswith("group=") for word in place):
+        place.append("group=mps_gpu")
+    job.Resource_List["place"] = pbs.place(":".join(place))
+    return None
+
+
 def queuejob(event):
     """Optional: refuses at qsub, and moves our words from the account into the resource 'mps'."""
     job = event.job
+    why = place_shares(job) if has_shares else None
+    if why or not (asks and MOVES):
+        return why
     code, said, line = request(job)
     if code == 1:
         return line
@@ -411,7 +463,8 @@ def queuejob(event):
     return None
 
 
-BY_EVENT = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", abort), ("QUEUEJOB", queuejob))
+BY_EVENT = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", abort), ("QUEUEJOB", queuejob),
+            ("EXECHOST_STARTUP", startup))
 
 
 def failed(event, act, error):
@@ -453,7 +506,22 @@ def has_directory(name):
     return len(name) > 40 or os.path.lexists(os.path.join(JOBS, name))  # a longer name is shortened: only mpsctl knows how
 
 
+def gpus_of_shares(vnodes):
+    """The GPUs of this host in the vnodes of a job. No other hook gives a job with shares a GPU, also without MPS."""
+    host = pbs.get_local_nodename()
+    names = [part.strip("()").split(":")[0] for part in vnodes.split("+")]
+    return [name[len(host) + 1:-1] for name in names if name.startswith(host + "[GPU-")]
+
+
+WORD = "mps_shares="
 event, asks, surely, is_automatic, why = pbs.event(), False, False, False, None
+try:
+    # A mom's job has vnodes and no select.
+    has_shares = SHARES and WORD in str(event.job.exec_vnode or event.job.Resource_List["select"])
+    if has_shares and event.type == getattr(pbs, "EXECJOB_LAUNCH", None):
+        event.env["CUDA_VISIBLE_DEVICES"] = "\\,".join(gpus_of_shares(str(event.job.exec_vnode)))
+except Exception:
+    has_shares = False
 try:
     account = str(event.job.Account_Name).lower()
     asks, surely = "mps" in account, "mps=" in account
@@ -482,7 +550,9 @@ except Exception:
     pass  # it is advice
 try:
     # After any job, mps-epilogue looks again at what hung in the driver, because a node may lack our timer.
-    if asks or is_automatic or inherits or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN):
+    if (asks or is_automatic or inherits or event.type == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN)
+            or has_shares and event.type == getattr(pbs, "QUEUEJOB", None)
+            or SHARES and event.type == getattr(pbs, "EXECHOST_STARTUP", None)):
         exec(compile(ACTS, "mpsd.py", "exec"), globals())
         why = run(event)  # noqa: F821
 except Exception as error:

@@ -280,7 +280,7 @@ NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
 ";
         assert_eq!(text, expected);
         let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
-        let line = "'set node n1 resources_available.mps_shares = 36'";
+        let line = "\nmpsctl pbs install --shares 20\n";
         assert!(openpbs.contains(line), "{openpbs}");
         let torque = advertise(&Torque, "n1", &offers).unwrap();
         assert!(

@@ -122,6 +122,9 @@ pub struct CallOptions {
     /// OpenPBS's exec_host2.
     #[arg(long, value_name = "TEXT")]
     pub hosts: Option<String>,
+    /// The mps_shares of each GPU, if each is a vnode (OpenPBS's hook).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub shares: Option<u32>,
     /// This is not the job's first node.
     #[arg(long)]
     pub sister: bool,

@@ -62,16 +62,6 @@ pub enum GpuSource {
 }
 
 impl GpuSource {
-    /// Whether the job's tasks can open only these. The hook pbs_cgroups names UUIDs and confines
-    /// the job to them.
-    pub fn are_confined(&self) -> bool {
-        match self {
-            Self::Numbered(numbers) => numbers.confined == Some(true),
-            Self::Listed(names) => names.iter().all(|name| matches!(name, GpuName::Uuid(_))),
-            Self::Counted { .. } | Self::Unknown(_) | Self::None => false,
-        }
-    }
-
     /// The same, with another reason why the scheduler names none.
     pub fn because(self, why: String) -> Self {
         match self {
@@ -128,6 +118,21 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// Whether the job's tasks can open only its GPUs. The hook pbs_cgroups names UUIDs and confines
+    /// the job to them. A vnode names one, too, and proves nothing.
+    pub fn are_confined(&self) -> bool {
+        match &self.gpus {
+            GpuSource::Numbered(numbers) => numbers.confined == Some(true),
+            GpuSource::Listed(names) => {
+                let is_its =
+                    |uuid: &str| self.exclusive == Exclusive::GpusAlone || uuid.starts_with("MIG-");
+                let is_named = |name: &GpuName| matches!(name, GpuName::Uuid(uuid) if is_its(uuid));
+                names.iter().all(is_named)
+            }
+            GpuSource::Counted { .. } | GpuSource::Unknown(_) | GpuSource::None => false,
+        }
+    }
+
     /// The tasks that each of its nodes has at least.
     pub fn tasks_of_each_node(&self) -> Option<u32> {
         let tasks = self.tasks_on_node.filter(|tasks| *tasks > 0)?;

@@ -5,19 +5,19 @@ use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
 use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
-use mpsd_sys::spawn::Spawn;
+use mpsd_sys::spawn::{Identity, Spawn};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{SysconfVar, sysconf};
+use nix::unistd::{SysconfVar, User, sysconf};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Bytes; a job's full status has some thousand.
-const MOST_ANSWER: usize = 1 << 20;
+/// Bytes; a job's full status has some thousand, and qmgr's list of a node with GPUs as vnodes too.
+const MOST_ANSWER: usize = 16 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
 
@@ -93,6 +93,16 @@ pub trait Host {
         deadline: Duration,
     ) -> Result<Answer, String>;
 
+    /// The same as the user nobody, without groups.
+    fn run_as_nobody(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        deadline: Duration,
+    ) -> Result<Answer, String> {
+        self.run(program, arguments, &[], deadline)
+    }
+
     /// The node's own name.
     fn name(&self) -> String;
 }
@@ -126,27 +136,54 @@ impl Host for ThisHost {
         environment: &[(&str, &str)],
         deadline: Duration,
     ) -> Result<Answer, String> {
-        let mut spawn = Spawn::trusted(program).map_err(|error| error.to_string())?;
-        spawn.args = arguments.iter().map(OsString::from).collect();
-        let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
-        let all = own.iter().chain(environment);
-        spawn.env = all
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect();
-        let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
-        let ended = ended.map_err(|error| error.to_string())?;
-        let text = ended.text();
-        let code = match ended.exit {
-            Exit::Code(code) => Some(code.into()),
-            Exit::Signal(_) => None,
+        run(program, arguments, environment, deadline, None)
+    }
+
+    fn run_as_nobody(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        deadline: Duration,
+    ) -> Result<Answer, String> {
+        let user = User::from_name("nobody").ok().flatten();
+        let user = user.ok_or("no user nobody")?;
+        let identity = Identity {
+            uid: user.uid.into(),
+            gid: user.gid.into(),
+            groups: Vec::new(),
         };
-        Ok(Answer { code, text })
+        run(program, arguments, &[], deadline, Some(identity))
     }
 
     fn name(&self) -> String {
         let name = nix::unistd::gethostname().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
+}
+
+fn run(
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    deadline: Duration,
+    identity: Option<Identity>,
+) -> Result<Answer, String> {
+    let mut spawn = Spawn::trusted(program).map_err(|error| error.to_string())?;
+    spawn.args = arguments.iter().map(OsString::from).collect();
+    spawn.identity = identity;
+    let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
+    let all = own.iter().chain(environment);
+    spawn.env = all
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
+    let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
+    let ended = ended.map_err(|error| error.to_string())?;
+    let text = ended.text();
+    let code = match ended.exit {
+        Exit::Code(code) => Some(code.into()),
+        Exit::Signal(_) => None,
+    };
+    Ok(Answer { code, text })
 }
 
 pub fn boot_time() -> Option<u64> {

@@ -67,7 +67,7 @@ pub(super) fn expect_unnoticed(
         refuse("a daemon for each GPU would change CUDA_VISIBLE_DEVICES".to_owned())
     } else if !alike {
         refuse("its GPUs are not alike, and CUDA counts the fastest first".to_owned())
-    } else if !has_all && !devices.gpus.are_confined() {
+    } else if !has_all && !devices.are_confined() {
         refuse(
             "its tasks may open other GPUs of the node, and the numbers of its own would change"
                 .to_owned(),

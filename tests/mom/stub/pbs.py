@@ -2,8 +2,12 @@
 
 FAILING names what raises SystemError, as pbs.logmsg of 23.06.06 does under Python 3.10 and newer: a function, an attribute of the
 event or of its job, or "env[]" and "Resource_List[]" for an assignment."""
+import os
+
 QUEUEJOB, EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT = 1, 2, 4, 8, 16
-EXECJOB_PROLOGUE, EXECJOB_EPILOGUE = 32, 64
+EXECJOB_PROLOGUE, EXECJOB_EPILOGUE, EXECHOST_STARTUP = 32, 64, 128
+ND_DEFAULT_EXCL = "default_excl"
+size = place = str
 LOG_ERROR, LOG_WARNING, LOG_DEBUG = 3, 4, 7
 
 FAILING = set()
@@ -54,6 +58,11 @@ class Job:
         super().__setattr__(name, value)
 
 
+class vnode:
+    def __init__(self, name):
+        self.resources_available = {}
+
+
 class Event:
     def __getattribute__(self, name):
         fail(name)
@@ -61,7 +70,9 @@ class Event:
 
     def __init__(self, given):
         self.type = globals()[given["event"].upper()]
-        self.job = Job(given["job"])
+        self.vnode_list = {name: vnode(name) for name in given["vnodes"]}
+        if self.type != EXECHOST_STARTUP:
+            self.job = Job(given["job"])
         self.env = Environment(given.get("env", {}))
         self.progname, self.argv = given.get("progname", ""), given.get("argv", [])
         self.verdict, self.message = None, ""
@@ -77,6 +88,10 @@ class Event:
 
 def event():
     return _event
+
+
+def get_local_nodename():
+    return os.uname()[1]
 
 
 def logmsg(level, text):

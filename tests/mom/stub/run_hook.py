@@ -28,8 +28,14 @@ except BaseException:
 imported = sorted(set(sys.modules) - before)
 pbs.FAILING.clear()
 event = pbs._event
+job = getattr(event, "job", None)
+of_job = vars(job) if job else {}
+vnodes = {name: {key: str(value) for key, value in its.resources_available.items()} for name, its in event.vnode_list.items()}
+for name, its in event.vnode_list.items():
+    if hasattr(its, "sharing"):
+        vnodes[name]["sharing"] = its.sharing
 with open(result, "w") as file:
     json.dump({"verdict": event.verdict or "accept", "message": event.message, "env": event.env, "log": pbs.log,
-               "run_count": vars(event.job).get("run_count"), "execution_time": vars(event.job).get("Execution_Time"),
-               "rerun": "_rerun" in vars(event.job), "imported": imported, "progname": event.progname, "argv": event.argv,
-               "account": event.job.Account_Name, "resources": event.job.Resource_List}, file)
+               "run_count": of_job.get("run_count"), "execution_time": of_job.get("Execution_Time"),
+               "rerun": "_rerun" in of_job, "imported": imported, "progname": event.progname, "argv": event.argv,
+               "account": of_job.get("Account_Name"), "resources": of_job.get("Resource_List", {}), "vnodes": vnodes}, file)

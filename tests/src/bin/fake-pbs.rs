@@ -84,6 +84,14 @@ fn is_operator() -> bool {
 
 fn pbsnodes(words: &[&str]) -> u8 {
     let torque = torque();
+    if let ["-H", host] = words {
+        for (name, attributes) in vnodes() {
+            if name.split('[').next() == Some(host) {
+                println!("{name}\n     {}\n", attributes.replace('\n', "\n     "));
+            }
+        }
+        return 0;
+    }
     let (mut offline, mut online, mut note, mut names) = (false, false, None, Vec::new());
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
@@ -107,6 +115,45 @@ fn pbsnodes(words: &[&str]) -> u8 {
         .map(|name| one_node(name, offline, online, note))
         .max()
         .unwrap_or(0)
+}
+
+/// Each vnode with its attributes.
+fn vnodes() -> Vec<(String, String)> {
+    let files = fs::read_dir(at("vnodes")).into_iter().flatten().flatten();
+    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+    let mut all: Vec<_> = names
+        .filter_map(|name| Some((name.clone(), text(&format!("vnodes/{name}"))?)))
+        .collect();
+    all.sort();
+    all
+}
+
+/// As a real one prints: a list has its other members in lines of their own.
+fn print_nodes() {
+    for (name, attributes) in vnodes() {
+        println!("#\ncreate node {name}");
+        for line in attributes
+            .lines()
+            .filter(|line| !line.starts_with("sharing"))
+        {
+            let (key, value) = line.split_once(" = ").unwrap_or((line, ""));
+            for (n, one) in value.split(',').enumerate() {
+                let sign = if n == 0 { "=" } else { "+=" };
+                println!("set node {name} {key} {sign} {one}");
+            }
+        }
+    }
+}
+
+fn change_node(name: &str, key: &str, value: Option<&str>) -> Option<()> {
+    let file = format!("vnodes/{name}");
+    let old = text(&file)?;
+    let kept = old
+        .lines()
+        .filter(|line| !line.starts_with(&format!("{key} ")));
+    let new = value.map(|value| format!("{key} = {value}"));
+    let lines: Vec<String> = kept.map(str::to_owned).chain(new).collect();
+    keep(&file, &(lines.join("\n") + "\n"))
 }
 
 fn one_node(name: &str, offline: bool, online: bool, note: Option<&str>) -> u8 {
@@ -182,8 +229,15 @@ fn qsub(words: &[&str]) -> u8 {
     let number = fs::read_dir(at("queue")).map_or(0, Iterator::count);
     let id = format!("{number}.{}", text("server").unwrap_or_default());
     let job = format!("{}\n\n{script}", words.join("\n"));
-    let kept =
-        keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
+    // The scheduler of a test counts shares only where the test says so.
+    let status = match text("counts-shares") {
+        _ if !words.join(" ").contains("mps_shares") => "    job_state = Q",
+        None => "    job_state = R",
+        Some(_) => {
+            "    job_state = Q\n    comment = Not Running: Insufficient amount of resource: mps_shares"
+        }
+    };
+    let kept = keep(&format!("jobs/{id}"), status).and(keep(&format!("queue/{id}"), &job));
     if at("qsub-hangs").exists() {
         // The job is in the queue, but the server's answer does not come back. The caller ends
         // this.
@@ -252,7 +306,7 @@ fn qmgr(words: &[&str]) -> u8 {
         return 64;
     };
     let parts: Vec<&str> = line.split_whitespace().collect();
-    if !matches!(parts.first(), Some(&("list" | "export"))) && !is_operator() {
+    if !matches!(parts.first(), Some(&("list" | "export" | "print"))) && !is_operator() {
         eprintln!("qmgr obj= svr=default: Unauthorized Request");
         return 1;
     }
@@ -300,6 +354,18 @@ fn qmgr(words: &[&str]) -> u8 {
         ["list", "resource", name] => {
             text(&format!("resources/{name}")).map(|all| println!("{all}"))
         }
+        ["create", "resource", name, kind] => keep(&format!("resources/{name}"), kind),
+        ["delete", "resource", name] => fs::remove_file(at(&format!("resources/{name}"))).ok(),
+        ["print", "node", "@default"] => {
+            print_nodes();
+            Some(())
+        }
+        // Recorded: a vnode with jobs stays.
+        ["delete", "node", name] if text(&format!("busy/{name}")).is_none() => {
+            fs::remove_file(at(&format!("vnodes/{name}"))).ok()
+        }
+        ["set", "node", name, key, "=", value] => change_node(name, key, Some(value)),
+        ["unset", "node", name, key] => change_node(name, key, None),
         ["create", "hook", name] => keep(
             &format!("hooks/{name}.HK"),
             "    enabled = false\n    alarm = 30\n",

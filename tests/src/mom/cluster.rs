@@ -6,6 +6,7 @@ use crate::double::{Builder, NodeDouble};
 use crate::stage::PROGRAMS;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -76,6 +77,10 @@ pub struct Job {
     pub named: bool,
     /// Torque's `gpus=N:shared`.
     pub shared: bool,
+    /// What an OpenPBS counts of the vnode of each of its GPUs: `mps_shares=4`.
+    pub of_vnodes: &'static str,
+    /// Its request at qsub.
+    pub select: String,
     /// Further nodes of the job that the cluster does not have.
     pub vnodes_elsewhere: usize,
 }
@@ -155,7 +160,7 @@ impl Cluster {
             .tempdir()
             .expect("a directory");
         let server = place.path().join("server");
-        for dir in ["nodes", "jobs"] {
+        for dir in ["nodes", "jobs", "vnodes"] {
             std::fs::create_dir_all(server.join(dir)).expect("a server");
         }
         let double = |name: &&str| {
@@ -248,6 +253,21 @@ impl Cluster {
     /// Reads a file of the server's directory. A missing one is empty.
     pub fn served(&self, name: &str) -> String {
         std::fs::read_to_string(self.server().join(name)).unwrap_or_default()
+    }
+
+    /// Lets ordinary users run the commands of the PBS.
+    pub fn open_to_users(&self) {
+        let server = self.server();
+        self.serve("calls", &self.served("calls"));
+        let open = |name, mode| {
+            std::fs::set_permissions(server.join(name), std::fs::Permissions::from_mode(mode))
+                .expect("the server's directory");
+        };
+        open("calls", 0o666);
+        for dir in ["queue", "jobs", "deleted"] {
+            std::fs::create_dir_all(server.join(dir)).expect("the server's directory");
+            open(dir, 0o777);
+        }
     }
 
     pub fn state(&self, node: &str) -> (String, String) {

@@ -3,6 +3,7 @@
 use super::cluster::{Cluster, Job, Product, Verdict};
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, Victims, variables};
+use crate::double::NodeDouble;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -26,6 +27,8 @@ pub struct Hooked {
     pub rerun: bool,
     pub account: Option<String>,
     pub resources: BTreeMap<String, Option<String>>,
+    /// The attributes of each vnode, as a hook at the mom's start left them.
+    pub vnodes: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 impl Hooked {
@@ -233,16 +236,25 @@ impl Cluster {
         let failing = self.served("failing");
         let elsewhere = (0..job.vnodes_elsewhere).map(|number| format!("(other{number}:{chunk})"));
         let vnodes: Vec<String> = self.vnodes(job).into_iter().chain(elsewhere).collect();
-        let select = format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks);
+        let mut select = format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks);
+        let mut vnodes = vnodes.join("+");
+        if event == "queuejob" && !job.select.is_empty() {
+            (select, vnodes) = (job.select.clone(), String::new());
+        }
+        let known: &[&str] = match event {
+            "exechost_startup" => &[&self.nodes[at].name],
+            _ => &[],
+        };
         serde_json::json!({
             "event": event,
+            "vnodes": known,
             "failing": failing.lines().collect::<Vec<_>>(),
             "progname": program.first().copied().unwrap_or_default(),
             "argv": program,
             "env": env,
             "job": {
                 "id": job.id, "euser": job.user.0, "egroup": job.user.0, "Account_Name": optional(&job.account), "ms": at == 0,
-                "queue": job.queue, "exec_vnode": vnodes.join("+"), "schedselect": select,
+                "queue": job.queue, "exec_vnode": optional(&vnodes), "schedselect": select,
                 "Resource_List": { "mps": optional(&job.resource), "place": job.place(), "select": select },
             },
         })
@@ -250,11 +262,48 @@ impl Cluster {
     }
 
     fn vnodes(&self, job: &Job) -> Vec<String> {
-        let parts = self.nodes.iter().zip(&job.gpus);
-        let vnode = |(node, gpus): (&MomNode, &Vec<u32>)| {
-            format!("({}:ncpus=8:ngpus={})", node.name, gpus.len())
+        let parts = self.nodes.iter().zip(&self.gpus).zip(&job.gpus);
+        let vnode = |((node, double), gpus): ((&MomNode, &NodeDouble), &Vec<u32>)| {
+            let name = &node.name;
+            if job.of_vnodes.is_empty() {
+                return format!("({name}:ncpus=8:ngpus={})", gpus.len());
+            }
+            let uuids = double.uuids();
+            let one = |gpu: &u32| format!("+{name}[{}]:{}", uuids[*gpu as usize], job.of_vnodes);
+            let gpus: String = gpus.iter().map(one).collect();
+            format!("({name}:ncpus=8{gpus})")
         };
         parts.map(vnode).collect()
+    }
+
+    /// What the hook makes of a mom's vnodes at its start, which the server takes.
+    pub fn openpbs_starts(&mut self, at: usize) -> Hooked {
+        let resources: String = ["mps_shares", "mps_gpu"]
+            .iter()
+            .map(|name| (name, self.served(&format!("resources/{name}"))))
+            .filter(|(_, kind)| !kind.is_empty())
+            .map(|(name, kind)| format!("{name} {kind}\n"))
+            .collect();
+        let file = format!("{HOME}/mom_priv/hooks/resourcedef");
+        self.nodes[at].write(&file, &resources, 0o644);
+        let hooked = self.hook(&Job::new("", ""), at, "exechost_startup");
+        for (name, attributes) in &hooked.vnodes {
+            let mut lines = self.served(&format!("vnodes/{name}"));
+            for (key, value) in attributes {
+                let key = match key.as_str() {
+                    "sharing" => key.clone(),
+                    _ => format!("resources_available.{key}"),
+                };
+                lines = lines
+                    .lines()
+                    .filter(|line| !line.starts_with(&format!("{key} ")))
+                    .map(|line| format!("{line}\n"))
+                    .collect();
+                lines += &format!("{key} = {value}\n");
+            }
+            self.serve(&format!("vnodes/{name}"), &lines);
+        }
+        hooked
     }
 
     /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in

@@ -3,7 +3,7 @@
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
 use super::call::{Input, Lookup, Site, Submission, UserRef};
-use super::devices::{Devices, Exclusive, GpuName, GpuSource};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
 use super::pbs::control::{LONGEST_REASON, PbsNode};
 use super::pbs::{Installation, Product, same_node};
@@ -15,6 +15,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const MOST_ENV_FILE: usize = 64 << 10;
+/// What the name of a vnode of ours has between its host and the GPU.
+pub const VNODE: &str = "[GPU-";
+const SHARES: &str = "mps_shares=";
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
@@ -64,11 +67,25 @@ impl BatchSystem for OpenPbs {
         })
     }
 
-    /// From the `aux/JOB.env` of pbs_cgroups, else a bare count. GPUs without names are never
-    /// proved to be the job's alone: `qrun -H` brings another job to any node, at any time.
+    /// From our vnodes, then the `aux/JOB.env` of pbs_cgroups, else a bare count. Without
+    /// pbs_cgroups a GPU is never proved to be the job's alone: `qrun -H` brings another job to any
+    /// vnode, at any time.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let described = Described::of(input, &here);
+        let of_vnodes = input
+            .given
+            .shares
+            .map(|all| described.of_vnodes(&here, all));
+        if let Some((names, exclusive)) = of_vnodes.filter(|(names, _)| !names.is_empty()) {
+            return Devices {
+                gpus: GpuSource::Listed(names),
+                exclusive,
+                whole_node: false,
+                tasks_on_node: tasks(&described.select, &described.vnodes, &here),
+                uneven: false,
+            };
+        }
         let listed = from_cgroups(submission, input, host);
         let whole_node = listed
             .is_none()
@@ -129,16 +146,13 @@ impl BatchSystem for OpenPbs {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
     }
 
-    fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {
+    /// All GPUs of a cluster have the same number.
+    fn shares(&self, _: &str, offers: &[Offer<'_>], _: u32) -> String {
+        let each = offers.iter().map(Offer::shares).max().unwrap_or(0);
         format!(
             "# once a cluster\n\
-             qmgr -c 'create resource mps_shares type=long,flag=nh'\n\
-             # once a cluster: add mps_shares to the line 'resources:' of PBS_HOME/sched_priv/sched_config, then\n\
-             # send the scheduler a SIGHUP\n\
-             # this node\n\
-             qmgr -c 'set node {node} resources_available.mps_shares = {total}'\n\
-             # a job asks: -l select=1:mps_shares=1 -A MPS=on,MPS_REPLICAS=N\n\
-             # OpenPBS counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
+             mpsctl pbs install --shares {each}\n\
+             # it makes a vnode of each GPU; a job asks: -l select=1:ncpus=1:mps_shares=N -A MPS=on\n"
         )
     }
 }
@@ -189,6 +203,8 @@ struct Described {
     select: String,
     place: String,
     vnodes: String,
+    /// Each GPU of a host is a vnode.
+    shares: bool,
 }
 
 impl Described {
@@ -200,10 +216,44 @@ impl Described {
         Self {
             select,
             place,
+            shares: given.shares.is_some(),
             vnodes: match by_hosts(&vnodes, &hosts).filter(|_| !is_named) {
                 Some(renamed) => renamed,
                 None => vnodes,
             },
+        }
+    }
+
+    /// The job's GPUs by the vnodes that our hook made of them, `host[GPU-UUID]`, and its part of
+    /// each. The smallest of its shares counts: an operator may place it on several.
+    fn of_vnodes(&self, here: &str, all: u32) -> (Vec<GpuName>, Exclusive) {
+        let mut shares: Vec<(GpuName, u32)> = Vec::new();
+        for (_, part) in parts(&self.vnodes).filter(|(host, _)| same_node(host, here)) {
+            let name = part
+                .find(VNODE)
+                .and_then(|at| part[at + 1..].split(']').next());
+            let Some(gpu) = name.and_then(GpuName::parse) else {
+                continue;
+            };
+            let own = count(SHARES, std::iter::once(("", part)));
+            if own == 0 && ngpus(std::iter::once(("", part))) == 0 {
+                continue;
+            }
+            match shares.iter_mut().find(|(known, _)| *known == gpu) {
+                Some((_, sum)) => *sum = sum.saturating_add(own),
+                None => shares.push((gpu, own)),
+            }
+        }
+        let own = shares.iter().map(|(_, own)| *own).min().unwrap_or(0);
+        let part = Part {
+            own: own.min(all),
+            all,
+            of_threads: false,
+        };
+        let names = shares.into_iter().map(|(gpu, _)| gpu).collect();
+        match own {
+            0 => (names, Exclusive::Unknown),
+            _ => (names, Exclusive::Shared(Some(part))),
         }
     }
 
@@ -261,7 +311,7 @@ impl Described {
         let is_vnode_here = |(host, part): (&str, &str)| {
             same_node(host, here) && part[host.len()..].starts_with('[')
         };
-        let several = || parts(&self.vnodes).any(is_vnode_here);
+        let several = || parts(&self.vnodes).any(is_vnode_here) || self.shares;
         place.split(':').any(|word| match word {
             "exclhost" => true,
             "excl" => !several(),
@@ -271,8 +321,12 @@ impl Described {
 }
 
 fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
+    count("ngpus=", parts)
+}
+
+fn count<'t>(resource: &str, parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
     let words = parts.flat_map(|(_, part)| part.split([':', '+']));
-    let counts = words.filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok());
+    let counts = words.filter_map(|word| word.strip_prefix(resource)?.parse::<u32>().ok());
     counts.fold(0, u32::saturating_add)
 }
 

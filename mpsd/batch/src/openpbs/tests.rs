@@ -1,7 +1,7 @@
 //! What our hook says of a job under OpenPBS, and what we read from it.
 
 use crate::call::{CallOptions, Program, Site};
-use crate::devices::{Exclusive, GpuName, GpuSource};
+use crate::devices::{Exclusive, GpuName, GpuSource, Part};
 use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
 use mpsd_core::job::{JobId, Scheduler};
@@ -87,6 +87,7 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
         let names = names.map(|name| GpuName::Uuid(name.to_owned()));
         assert_eq!(d.gpus, GpuSource::Listed(names.to_vec()));
         assert_eq!(d.exclusive, Exclusive::GpusAlone);
+        assert!(d.are_confined());
         assert!(call.host.ran.borrow().is_empty(), "the options say it all");
     }
     assert_eq!(
@@ -193,4 +194,93 @@ fn a_chunk_is_where_its_host_is() {
         GpuSource::None,
         "a node without GPUs of a job with GPUs"
     );
+}
+
+/// Where the site offers shares, the hook makes a vnode of each GPU.
+#[test]
+fn a_vnode_names_the_jobs_gpu_and_its_shares() {
+    let [a, b] = [1, 2].map(|n| format!("GPU-{n}1111111-2222-3333-4444-555555555555"));
+    let part = |own| {
+        Exclusive::Shared(Some(Part {
+            own,
+            all: 16,
+            of_threads: false,
+        }))
+    };
+    for (vnodes, expected, exclusive) in [
+        (
+            format!("(nodeb:ncpus=2+nodeb[{a}]:mps_shares=4)"),
+            vec![&a],
+            part(4),
+        ),
+        (
+            format!("(nodeb:ncpus=2+nodeb[{a}]:mps_shares=2+nodeb[{b}]:mps_shares=6)"),
+            vec![&a, &b],
+            part(2),
+        ),
+        (
+            format!("(nodeb[{a}]:mps_shares=4)+(nodeb[{a}]:mps_shares=4+nodeb:ncpus=1)"),
+            vec![&a],
+            part(8),
+        ),
+        (
+            format!("(nodea[{a}]:mps_shares=4)+(nodeb[{b}]:mps_shares=1)"),
+            vec![&b],
+            part(1),
+        ),
+        (format!("(nodeb[{a}]:mps_shares=40)"), vec![&a], part(16)),
+        (
+            format!("nodeb:ncpus=2+nodeb[{a}]:mps_shares=4"),
+            vec![&a],
+            part(4),
+        ),
+        (
+            format!("(nodeb:ncpus=2+nodeb[{a}]:ngpus=1+nodeb[{b}]:ngpus=1)"),
+            vec![&a, &b],
+            Exclusive::Unknown,
+        ),
+        (
+            format!("(nodeb[{a}]:ngpus=1:mps_shares=4)"),
+            vec![&a],
+            part(4),
+        ),
+    ] {
+        let mut call = hooked(&vnodes, "free", "1:mpiprocs=3");
+        call.given.shares = Some(16);
+        let devices = call.devices();
+        let names = expected.into_iter().map(|uuid| GpuName::Uuid(uuid.clone()));
+        assert_eq!(devices.gpus, GpuSource::Listed(names.collect()), "{vnodes}");
+        assert_eq!(devices.exclusive, exclusive, "{vnodes}");
+        assert!(!devices.whole_node && call.host.ran.borrow().is_empty());
+        assert!(!devices.are_confined(), "{vnodes}");
+        call.given.shares = None;
+        assert!(
+            !matches!(call.devices().gpus, GpuSource::Listed(_)),
+            "{vnodes}"
+        );
+    }
+    let renamed = || {
+        let mut call = hooked(
+            &format!("(gpubox:ncpus=1+gpubox[{a}]:mps_shares=4)"),
+            "",
+            "",
+        );
+        call.given.shares = Some(16);
+        call.given.hosts = Some("nodeb:15002/0".into());
+        call
+    };
+    assert_eq!(
+        renamed().devices().exclusive,
+        part(4),
+        "its host has another name"
+    );
+    for (vnodes, place) in [("(nodeb:ncpus=2)", "excl"), ("(nodeb:ngpus=1)", "excl")] {
+        let mut call = hooked(vnodes, place, "");
+        assert!(call.devices().whole_node, "{vnodes}");
+        call.given.shares = Some(16);
+        assert!(
+            !call.devices().whole_node,
+            "another job may have its GPUs' vnodes"
+        );
+    }
 }

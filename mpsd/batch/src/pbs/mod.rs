@@ -80,19 +80,28 @@ impl Installation {
         deadline: Duration,
         host: &dyn Host,
     ) -> Result<Answer, String> {
+        host.run(&self.program(name, host)?, arguments, &[], deadline)
+    }
+
+    /// The same as the user nobody.
+    pub fn run_as_nobody(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        deadline: Duration,
+        host: &dyn Host,
+    ) -> Result<Answer, String> {
+        host.run_as_nobody(&self.program(name, host)?, arguments, deadline)
+    }
+
+    fn program(&self, name: &str, host: &dyn Host) -> Result<PathBuf, String> {
         let mut candidates = self.commands.iter().map(|dir| dir.join(name));
-        let Some(program) = candidates.find(|path| host.executable(path)) else {
-            let places: Vec<_> = self
-                .commands
-                .iter()
-                .map(|dir| dir.to_string_lossy())
-                .collect();
-            let places = places.join(", ");
-            return Err(format!(
-                "no '{name}' in {places} that is root's; set exec under [pbs]"
-            ));
-        };
-        host.run(&program, arguments, &[], deadline)
+        let found = candidates.find(|path| host.executable(path));
+        found.ok_or_else(|| {
+            let places = self.commands.iter().map(|dir| dir.to_string_lossy());
+            let places = places.collect::<Vec<_>>().join(", ");
+            format!("no '{name}' in {places} that is root's; set exec under [pbs]")
+        })
     }
 
     /// Gives qmgr one command: of several `-c` only the last counts (recorded).

@@ -13,7 +13,7 @@ use check::check;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::failure::Refusal;
 use mpsd_core::request::Request;
-use product::{InstallOptions, ProductOption, ProductVerbs};
+use product::{InstallOptions, ProductOption, ProductVerbs, node};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
@@ -35,6 +35,8 @@ enum PbsVerb {
     ///
     /// Exit status: 0 no FAIL; 2 a FAIL. FAIL and WARN mean what they mean in doctor.
     Check(ProductOption),
+    /// Print this node's GPUs as JSON, each of which OpenPBS' hook makes a vnode with shares
+    Vnodes,
     /// Read a request as the queuejob hook does: print it and the account without it, as JSON
     Request {
         /// The job's account
@@ -82,6 +84,13 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
             report
                 .did(request(account, resource, projects).map_err(|refusal| refusal.to_string())?);
         }
+        PbsVerb::Vnodes => {
+            broken?;
+            let option = ProductOption {
+                scheduler: Some(PRODUCTS[1].product.scheduler.name().to_owned()),
+            };
+            report.did(openpbs::shares::told(&find(&option, ctx)?, ctx)?);
+        }
         PbsVerb::Install(options) => {
             broken?;
             let pbs = find(&options.product, ctx)?;
@@ -97,16 +106,12 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         PbsVerb::Check(product) => {
             broken?;
             let (pbs, node) = (find(product, ctx)?, node(ctx));
-            report = with_node(check(&pbs, verbs(&pbs), &node, ctx), &node, ctx).into();
+            let mut all = check(&pbs, verbs(&pbs), &node, ctx);
+            all.extend((verbs(&pbs).trial)(&pbs, ctx));
+            report = with_node(all, &node, ctx).into();
         }
     }
     Ok(report)
-}
-
-/// This node's name in PBS.
-fn node(ctx: &SetupContext<'_>) -> String {
-    let named = ctx.settings.pbs.node.clone();
-    named.unwrap_or_else(|| ctx.host.name())
 }
 
 fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {

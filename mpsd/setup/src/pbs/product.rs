@@ -20,6 +20,9 @@ pub struct InstallOptions {
     /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
     #[arg(long)]
     pub queuejob: bool,
+    /// OpenPBS: each GPU is a vnode with so many mps_shares, which jobs of several users may divide
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60))]
+    pub shares: Option<u32>,
 }
 
 /// What `mpsctl pbs` does in one of the two.
@@ -35,4 +38,12 @@ pub struct ProductVerbs {
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
     /// Checks what `install` wrote.
     pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
+    /// Tries what `check` cannot see.
+    pub trial: fn(&Installation, &SetupContext<'_>) -> Option<CheckLine>,
+}
+
+/// This node's name in PBS.
+pub fn node(ctx: &SetupContext<'_>) -> String {
+    let named = ctx.settings.pbs.node.clone();
+    named.unwrap_or_else(|| ctx.host.name())
 }

@@ -29,6 +29,7 @@ pub static VERBS: ProductVerbs = ProductVerbs {
         all.extend(check_scripts(pbs, ctx));
         all.push(check_tasks(pbs, ctx));
     },
+    trial: |_, _| None,
 };
 
 const ABOVE: &str =

@@ -1,6 +1,10 @@
 //! `mpsctl pbs` in an OpenPBS: our hook, a file under `state_dir` that is imported through qmgr and
 //! read back.
 
+mod moms;
+pub mod shares;
+
+use self::moms::{CGROUPS, MomsHook, cgroups_names_gpus, moms_copy};
 use crate::pbs::product::{InstallOptions, ProductVerbs};
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::{SetupContext, VerbReport, make_directory};
@@ -9,7 +13,7 @@ use batch::pbs::{Installation, MOST_CONF, attribute};
 use mpsd_core::config::{GpusUnknown, Settings};
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,10 +23,10 @@ pub static VERBS: ProductVerbs = ProductVerbs {
     install: place_hook,
     uninstall,
     check: check_hook,
+    trial: |pbs, ctx| shares::trial(pbs, moms_shares(pbs, ctx), ctx),
 };
 
 const NAME: &str = "mpsd";
-const CGROUPS: &str = "pbs_cgroups";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
 /// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind
@@ -38,8 +42,9 @@ const POLL: Duration = Duration::from_secs(1);
 const ARRIVES: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(200);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
-const HOOK: &str = include_str!("../../../etc/pbs/hooks/mpsd.py");
+const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const QUEUES: &str = "AUTO_QUEUES = ";
+const SHARES: &str = "SHARES = ";
 const FILLED_IN: &str = "# filled in by";
 /// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its
 /// name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
@@ -59,10 +64,21 @@ fn place_hook(
 ) -> Result<(), String> {
     let ask = |line: &str| pbs.qmgr(line, ctx.host);
     let shown = || ask(&format!("list hook {NAME}"));
-    let (file, body, alarm) = (hook_file(ctx), render(ctx), alarm_s(ctx));
+    let (file, alarm) = (hook_file(ctx), alarm_s(ctx));
+    let placed = ctx.host.text(&file, MOST_CONF)?.unwrap_or_default();
+    let shares = options.shares.unwrap_or_else(|| shares_of(&placed));
+    let body = render(ctx, shares, options.queuejob);
     make_directory(ctx.settings.paths.state(), 0o711)?;
     report.write(&file, body.as_bytes(), 0o644, "")?;
-    let events = [EVENTS, "queuejob"][..1 + usize::from(options.queuejob)].join(",");
+    let more = match (shares, options.queuejob) {
+        (0, false) => "",
+        (0, true) => ",queuejob",
+        _ => ",queuejob,exechost_startup",
+    };
+    let events = format!("{EVENTS}{more}");
+    if shares > 0 {
+        shares::install(pbs, shares, ctx, report)?;
+    }
     let attributes = [
         ("event", format!("\"{events}\"")),
         ("order", ORDER.to_string()),
@@ -170,6 +186,7 @@ fn uninstall(
         )),
         Err(_) => {}
     }
+    shares::uninstall(pbs, ctx, report)?;
     let file = hook_file(ctx);
     if file.exists() {
         report.remove(&file)?;
@@ -195,7 +212,14 @@ fn hook_file(ctx: &SetupContext<'_>) -> PathBuf {
     ctx.settings.paths.state().join("mpsd.py")
 }
 
-fn render(ctx: &SetupContext<'_>) -> String {
+/// The shares of each GPU in the text of a hook; 0: none.
+fn shares_of(body: &str) -> u32 {
+    let mut lines = body.lines();
+    let number = lines.find_map(|line| line.strip_prefix(SHARES)?.parse().ok());
+    number.unwrap_or(0)
+}
+
+fn render(ctx: &SetupContext<'_>, shares: u32, queuejob: bool) -> String {
     let look_again = ctx.settings.paths.look_again();
     let values = [
         ("PROGRAMS", json!(ctx.programs.display().to_string())),
@@ -207,6 +231,8 @@ fn render(ctx: &SetupContext<'_>) -> String {
             json!(ctx.settings.paths.jobs().display().to_string()),
         ),
         ("LOOK_AGAIN", json!(look_again.display().to_string())),
+        ("SHARES", json!(shares)),
+        ("MOVES", json!(u8::from(queuejob))),
     ];
     let filled = |line: &str| {
         let value = values
@@ -243,48 +269,14 @@ fn carry_out(
     }
 }
 
-fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
-    pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
-}
-
-/// The mom's copy of a hook, which its jobs get. The server's list shows neither that a copy never
-/// arrived nor that an old one stayed after a new import.
-struct MomsHook {
-    enabled: bool,
-    alarm_s: u64,
-}
-
-impl MomsHook {
-    /// From `NAME=VALUE` lines without those that have the default (read: hook.c). `None`: the mom
-    /// has no such hook.
-    fn read(
-        pbs: &Installation,
-        name: &str,
-        ctx: &SetupContext<'_>,
-    ) -> Result<Option<Self>, String> {
-        let copy = moms_copy(pbs, name, "HK");
-        let text = ctx.host.text(&copy, MOST_CONF)?;
-        let Some(text) = text.filter(|_| copy.with_extension("PY").is_file()) else {
-            return Ok(None);
-        };
-        let value = |name: &str| {
-            let mut lines = text.lines();
-            lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
-        };
-        Ok(Some(Self {
-            enabled: value("enabled").is_none_or(|value| value.eq_ignore_ascii_case("true")),
-            alarm_s: value("alarm")
-                .and_then(|value| value.parse().ok())
-                .unwrap_or(30),
-        }))
-    }
-}
-
 fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLine>) {
     match MomsHook::read(pbs, NAME, ctx) {
         Ok(Some(hook)) => {
             all.extend(check_ours(&hook, pbs, ctx));
-            all.push(check_gpus(pbs, ctx));
+            match moms_shares(pbs, ctx) {
+                0 => all.push(check_gpus(pbs, ctx)),
+                each => all.extend(shares::check(pbs, each, ctx)),
+            }
         }
         Ok(None) if !has_mom(pbs) => all.push(Warn(format!(
             "no mom runs here, and it has no hook '{NAME}' yet"
@@ -295,6 +287,12 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
         ))),
         Err(why) => all.push(Warn(format!("hook '{NAME}' not seen ({why})"))),
     }
+}
+
+/// The shares of each GPU by the mom's copy of the hook.
+fn moms_shares(pbs: &Installation, ctx: &SetupContext<'_>) -> u32 {
+    let text = ctx.host.text(&moms_copy(pbs, NAME, "PY"), MOST_CONF);
+    shares_of(&text.ok().flatten().unwrap_or_default())
 }
 
 fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
@@ -318,7 +316,7 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
             .find(|line| line.starts_with(QUEUES))
             .map(str::to_owned)
     };
-    if queues(&text(&copy).unwrap_or_default()) != queues(&render(ctx)) {
+    if queues(&text(&copy).unwrap_or_default()) != queues(&render(ctx, 0, false)) {
         all.push(Warn(
             "the hook asks for the jobs of other queues than auto_queues of mpsd.toml here: 'mpsctl pbs install' again, on the \
              server's host, with the same auto_queues"
@@ -375,26 +373,14 @@ fn check_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     ))
 }
 
-/// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read:
-/// pbs_cgroups.PY).
-fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool, String> {
-    let text = ctx.host.text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?;
-    let config: Value =
-        serde_json::from_str(&text.unwrap_or_default()).map_err(|e| e.to_string())?;
-    let on = |value: &Value, unset: bool| value.as_bool().unwrap_or(unset);
-    Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_hook_is_filled_in_and_nothing_else_changes() {
-        let text = render(&crate::testing::context(
-            "/opt/m/bin",
-            Some("/etc/a \"b\".toml"),
-        ));
+        let context = crate::testing::context("/opt/m/bin", Some("/etc/a \"b\".toml"));
+        let text = render(&context, 16, true);
         let changed: Vec<&str> = text
             .lines()
             .filter(|line| !HOOK.lines().any(|other| other == *line))
@@ -403,9 +389,11 @@ mod tests {
             "AUTO_QUEUES = []",
             "JOBS = \"/run/mpsd/jobs\"",
             "LOOK_AGAIN = \"/run/mpsd/look-again\"",
+            "SHARES = 16",
             "PROGRAMS = \"/opt/m/bin\"",
             "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
             "LIMIT_S = 25",
+            "MOVES = 1",
         ];
         assert_eq!(changed, expected);
     }

@@ -1,0 +1,293 @@
+//! Shares of a GPU that OpenPBS counts. At a mom's start our hook makes a vnode of each GPU, with
+//! one of the host's `ngpus` and all its `mps_shares`. The server alone knows them, so only the
+//! hosts' own `ngpus` are remembered, in a file.
+
+use super::moms::{CGROUPS, MomsHook, cgroups_names_gpus};
+use crate::pbs::product::node;
+use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
+use crate::verbs::{SetupContext, VerbReport};
+use batch::openpbs::VNODE;
+use batch::pbs::{Installation, MOST_CONF, attribute};
+use mpsd_core::gpu::Mig;
+use mpsd_core::text::one_line;
+use mpsd_sys::deadline::Deadline;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const RESOURCES: [(&str, &str); 2] = [
+    ("mps_shares", "type=long,flag=nh"),
+    ("mps_gpu", "type=string_array,flag=h"),
+];
+const NGPUS: &str = "resources_available.ngpus";
+const ASK: Duration = Duration::from_secs(10);
+/// How long the scheduler may take to look at the job of a trial.
+const LOOKS: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(250);
+const REREAD: &str =
+    "the mom of each node with GPUs takes it at its next start, or by SIGHUP; jobs continue";
+
+fn file(ctx: &SetupContext<'_>) -> PathBuf {
+    ctx.settings.paths.state().join("pbs-ngpus")
+}
+
+/// The server's nodes, a line of qmgr for each of their attributes.
+fn nodes(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
+    pbs.qmgr("print node @default", ctx.host)
+}
+
+fn is_there(pbs: &Installation, resource: &str, ctx: &SetupContext<'_>) -> bool {
+    let list = format!("list resource {resource}");
+    pbs.qmgr(&list, ctx.host).is_ok()
+}
+
+/// Makes the resources, and remembers which hosts have `ngpus` of their own.
+pub fn install(
+    pbs: &Installation,
+    each: u32,
+    ctx: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
+    for (name, kind) in RESOURCES {
+        if is_there(pbs, name, ctx) {
+            continue;
+        }
+        let create = format!("create resource {name} {kind}");
+        match pbs.qmgr(&create, ctx.host) {
+            Ok(_) => report.did(format!("created resource '{name}'")),
+            Err(why) => report.left(format!(
+                "no resource '{name}' ({why}); a manager of PBS runs: qmgr -c '{create}'"
+            )),
+        }
+    }
+    let known = ctx.host.text(&file(ctx), MOST_CONF)?.unwrap_or_default();
+    let mut own = known.clone();
+    for line in nodes(pbs, ctx)?.lines() {
+        let host = |line: &str| line.split(' ').nth(2).map(str::to_owned);
+        let is_own = line.contains(NGPUS) && !line.contains(VNODE) && !line.ends_with("= 0");
+        if is_own && !known.lines().any(|other| host(other) == host(line)) {
+            own += &format!("{line}\n");
+        }
+    }
+    report.write(&file(ctx), own.as_bytes(), 0o644, "")?;
+    report.did(format!(
+        "each GPU becomes a vnode with {each} mps_shares: {REREAD}"
+    ));
+    if let Some(line) = scheduler(pbs, ctx) {
+        report.did(line);
+    }
+    Ok(())
+}
+
+/// What the scheduler's configuration lacks, if the scheduler is on this host or elsewhere.
+fn scheduler(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<String> {
+    let path = pbs.home.join("sched_priv/sched_config");
+    let text = ctx.host.configuration(&path, MOST_CONF).ok().flatten();
+    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+    let line = text.lines().find(|line| line.starts_with("resources:"));
+    let counts = |line: &str| line.split([' ', ',', '"']).any(|word| word == "mps_shares");
+    (!line.is_some_and(counts)).then(|| {
+        format!(
+            "the scheduler counts mps_shares once 'resources:' of '{}' on its host lists it, as in \
+             resources: \"ncpus, mem, ngpus, mps_shares\", and after a SIGHUP to it",
+            path.display()
+        )
+    })
+}
+
+/// Takes away what our hook and `install` made, once the hook is gone.
+pub fn uninstall(
+    pbs: &Installation,
+    ctx: &SetupContext<'_>,
+    report: &mut VerbReport,
+) -> Result<(), String> {
+    let path = file(ctx);
+    let Some(own) = ctx.host.text(&path, MOST_CONF)? else {
+        return Ok(());
+    };
+    let nodes = nodes(pbs, ctx)?;
+    let names = nodes
+        .lines()
+        .filter_map(|line| line.strip_prefix("create node "));
+    let names = names.filter_map(|line| line.split(' ').next());
+    let (vnodes, others): (Vec<&str>, Vec<&str>) = names.partition(|name| name.contains(VNODE));
+    let mut commands: Vec<String> = Vec::new();
+    commands.extend(vnodes.iter().map(|name| format!("delete node {name}")));
+    let has = |name: &str, key| nodes.contains(&format!("set node {name} {key} = "));
+    for name in others
+        .into_iter()
+        .filter(|name| has(name, "resources_available.mps_gpu"))
+    {
+        commands.push(format!("unset node {name} resources_available.mps_gpu"));
+        commands.push(format!("unset node {name} {NGPUS}"));
+    }
+    commands.extend(own.lines().map(str::to_owned));
+    // An earlier try may have deleted one of them.
+    let there = RESOURCES
+        .iter()
+        .filter(|(name, _)| is_there(pbs, name, ctx));
+    commands.extend(there.map(|(name, _)| format!("delete resource {name}")));
+    let failed: Vec<String> = commands
+        .iter()
+        .filter_map(|line| {
+            Some(format!(
+                "\n    qmgr -c '{line}' ({})",
+                pbs.qmgr(line, ctx.host).err()?
+            ))
+        })
+        .collect();
+    if failed.is_empty() {
+        report.did(format!(
+            "deleted {} vnodes, and gave their hosts' ngpus back: restart the moms, which remember the vnodes until then",
+            vnodes.len()
+        ));
+        return report.remove(&path);
+    }
+    report.left(format!(
+        "not all of the GPUs' vnodes is taken back; 'mpsctl pbs uninstall' again once their jobs have ended and left the server's history, or a manager of PBS runs:{}",
+        failed.concat()
+    ));
+    Ok(())
+}
+
+/// The GPUs of this node that become vnodes: none if pbs_cgroups gives them out by itself, because
+/// it disregards the vnode of a job.
+pub fn gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<Vec<String>, String> {
+    let hook = MomsHook::read(pbs, CGROUPS, ctx)?;
+    if hook.is_some_and(|hook| hook.enabled) && cgroups_names_gpus(pbs, ctx)? {
+        return Ok(Vec::new());
+    }
+    let inventory = (ctx.inventory)(&node(ctx)).map_err(|failure| failure.to_string())?;
+    let whole = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::Off);
+    Ok(whole.map(|gpu| gpu.uuid.to_string()).collect())
+}
+
+/// Whether the server has a vnode for each GPU of this node.
+pub fn check(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let gpus = match gpus(pbs, ctx) {
+        Ok(gpus) if gpus.is_empty() => {
+            return vec![Warn(
+                "no GPU here has mps_shares: there is none, it is in MIG mode, or pbs_cgroups gives GPUs out (\"devices\")".to_owned(),
+            )];
+        }
+        Ok(gpus) => gpus,
+        Err(why) => {
+            return vec![Warn(format!(
+                "the vnodes of this node's GPUs are not known ({why})"
+            ))];
+        }
+    };
+    let answer = pbs.run("pbsnodes", &["-H", &node(ctx)], ASK, ctx.host);
+    let text = match answer.and_then(|answer| answer.accepted("pbsnodes")) {
+        Ok(text) => text,
+        Err(why) => {
+            return vec![Warn(format!(
+                "the vnodes of this node are not known ({why})"
+            ))];
+        }
+    };
+    let vnodes: Vec<&str> = text.split("\n\n").collect();
+    let has = |vnode: &&&str| {
+        attribute(vnode, "resources_available.mps_shares") == Some(each.to_string())
+            && attribute(vnode, "resources_available.mps_gpu").is_some()
+    };
+    let is_whole =
+        |vnode: &&str| !attribute(vnode, "state").is_some_and(|state| state.contains("Stale"));
+    let lacks = |uuid: &&String| {
+        let its = vnodes.iter().filter(|vnode| {
+            vnode
+                .trim_start()
+                .lines()
+                .next()
+                .is_some_and(|name| name.contains(uuid.as_str()))
+        });
+        !its.filter(has).any(&is_whole)
+    };
+    let is_twice = |vnode: &&str| {
+        !vnode.contains(VNODE) && attribute(vnode, NGPUS).is_some_and(|count| count != "0")
+    };
+    let twice = vnodes.iter().find(|vnode| is_twice(vnode)).map(|vnode| {
+        let name = vnode.trim_start().lines().next().unwrap_or_default();
+        Fail(format!(
+            "the server counts this node's GPUs twice: qmgr -c 'set node {name} {NGPUS} = 0'"
+        ))
+    });
+    match gpus.iter().find(lacks) {
+        Some(uuid) => vec![Fail(format!(
+            "the server has no vnode of GPU {uuid} with {each} mps_shares: send the mom a SIGHUP, or restart it"
+        ))],
+        None => [Pass(format!(
+            "each of {} GPUs is a vnode with {each} mps_shares",
+            gpus.len()
+        ))]
+        .into_iter()
+        .chain(twice)
+        .collect(),
+    }
+}
+
+/// Asks the scheduler for one share more than each GPU of this node has. Only a scheduler that does
+/// not count them runs this job, which does nothing. Root may submit no job, so nobody does.
+pub fn trial(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+    let gpus = (each > 0).then(|| gpus(pbs, ctx).ok())??;
+    if gpus.is_empty() {
+        return None;
+    }
+    let chunks = gpus.len() + 1;
+    let select = format!(
+        "select={chunks}:ncpus=0:mps_shares={each}:host={}",
+        node(ctx)
+    );
+    let words = [
+        "-N",
+        "mpsd-check",
+        "-j",
+        "oe",
+        "-o",
+        "/dev/null",
+        "-l",
+        &select,
+        "--",
+        "/bin/true",
+    ];
+    let run = |name: &str, words: &[&str]| {
+        pbs.run_as_nobody(name, words, ASK, ctx.host)?
+            .accepted(name)
+    };
+    let id = match run("qsub", &words) {
+        Ok(id) => id.trim().to_owned(),
+        Err(why) => return Some(Warn(format!("shares were not tried: {why}"))),
+    };
+    let end = Deadline::after(LOOKS);
+    let found = loop {
+        let status = run("qstat", &["-f", &id]);
+        let text = status.as_deref().unwrap_or_default();
+        let comment = attribute(text, "comment").unwrap_or_default();
+        let has_run = match &status {
+            Ok(text) => attribute(text, "job_state").is_some_and(|state| state != "Q"),
+            Err(why) => why.contains("Unknown Job") || why.contains("has finished"),
+        };
+        if has_run {
+            let line = scheduler(pbs, ctx).unwrap_or_else(|| "its SIGHUP is due".to_owned());
+            break Fail(format!("the scheduler does not count mps_shares: {line}"));
+        }
+        if comment.contains("mps_shares") {
+            break Pass(format!(
+                "the scheduler counts mps_shares: a job for one too many says '{}'",
+                one_line(&comment, 80)
+            ));
+        }
+        if !end.sleep(POLL) {
+            break Warn(format!(
+                "shares were not tried: the scheduler says '{}'",
+                one_line(&comment, 80)
+            ));
+        }
+    };
+    let _ = run("qdel", &[&id]);
+    Some(found)
+}
+
+/// What `mpsctl pbs vnodes` tells the hook.
+pub fn told(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
+    Ok(serde_json::json!({ "gpus": gpus(pbs, ctx)? }).to_string())
+}

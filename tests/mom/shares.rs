@@ -1,0 +1,353 @@
+//! Shares of a GPU that OpenPBS counts: `mpsctl pbs install --shares`, and jobs with `mps_shares`.
+
+use crate::jobs::{bare, begins, client, ends, is_refused, says};
+use serde_json::{Value, json};
+use tests::double::Builder;
+use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product};
+
+const PLACE: &str = "free:shared:group=mps_gpu";
+const CONFIG: &str = "[defaults]\nmem = \"auto\"\n";
+
+fn plain(config: &str) -> Cluster {
+    let c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, config);
+    for (name, text) in [
+        (
+            "vnodes/nodea",
+            "resources_available.ngpus = 2\nsharing = default_shared\n",
+        ),
+        ("vnodes/nodez", "resources_available.ncpus = 8\n"),
+    ] {
+        c.serve(name, text);
+    }
+    c.open_to_users();
+    c.serve("counts-shares", "yes");
+    c
+}
+
+/// A cluster whose GPUs have 16 shares each.
+fn cluster(config: &str) -> Cluster {
+    let mut c = plain(config);
+    c.nodes[0].sh("mpsctl pbs install --shares 16");
+    c.openpbs_starts(0);
+    c.mark();
+    c
+}
+
+fn job(c: &mut Cluster, account: &str, of_vnodes: &'static str) -> Job {
+    Job {
+        of_vnodes,
+        ..c.job(account).stock(PLACE).tasks(1)
+    }
+}
+
+/// The user's MPS on the second GPU, which a client of the job must use. Returns its daemon.
+fn shared(c: &mut Cluster, job: &Job, memory_mib: u64) -> Value {
+    let record = client(c, job);
+    let directory = format!("/run/mpsd/shared/{}-{}/", job.user.1, c.gpus[0].uuids()[1]);
+    let pipe = record["pipe_directory"].as_str().unwrap_or_default();
+    assert!(pipe.starts_with(&directory), "{record}");
+    assert_eq!(record["memory_limit_mib"], memory_mib, "{record}");
+    record["daemon_pid"].clone()
+}
+
+#[test]
+fn a_users_jobs_share_one_mps_on_the_gpu_of_their_vnode_and_each_has_its_shares_of_the_memory() {
+    let mut c = cluster(CONFIG);
+    let [first, second, other] = ["mps_shares=4", "mps_shares=2", "mps_shares=8"]
+        .map(|shares| job(&mut c, "MPS=true", shares).on(&[&[1]]));
+    let other = other.of(OTHER_USER);
+    for job in [&first, &second, &other] {
+        begins(&mut c, job);
+    }
+    let daemon = shared(&mut c, &first, 143_771 / 4);
+    assert_eq!(shared(&mut c, &second, 143_771 / 8), daemon);
+    assert_ne!(shared(&mut c, &other, 143_771 / 2), daemon);
+    // A mom that starts again finds the same vnodes.
+    let before = c.served("vnodes/nodea");
+    c.openpbs_starts(0);
+    assert_eq!(c.served("vnodes/nodea"), before);
+    c.end(&first, 271);
+    begins(&mut c, &first);
+    assert_eq!(shared(&mut c, &first, 143_771 / 4), daemon);
+    c.end(&first, 0);
+    assert_eq!(shared(&mut c, &second, 143_771 / 8), daemon);
+    assert_eq!(c.gpus[0].modes(), ["default", "default"]);
+    c.end(&other, 0);
+    ends(&mut c, &second);
+}
+
+#[test]
+fn a_job_with_shares_and_without_mps_has_its_gpu_alone() {
+    let mut c = cluster("");
+    let uuid = c.gpus[0].uuids()[1].clone();
+    for (account, of_vnodes, visible) in [
+        ("", "mps_shares=4", json!(uuid)),
+        ("MPS=off", "mps_shares=4", json!(uuid)),
+        ("", "ngpus=1", Value::Null),
+    ] {
+        let job = job(&mut c, account, of_vnodes).on(&[&[1]]);
+        begins(&mut c, &job);
+        let record = client(&mut c, &job);
+        bare(&record);
+        assert_eq!(record["visible"], visible, "{account} {of_vnodes}");
+        assert!(c.gpus[0].daemons().is_empty());
+        ends(&mut c, &job);
+    }
+}
+
+/// `qrun -H` brings a job to any vnode, so the compute mode stays.
+#[test]
+fn a_whole_gpu_is_that_of_its_vnode() {
+    let mut c = cluster("");
+    let job = job(&mut c, "MPS=true", "ngpus=1").on(&[&[1]]);
+    begins(&mut c, &job);
+    let record = client(&mut c, &job);
+    let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
+    assert_eq!(record["pipe_directory"], json!(pipe), "{record}");
+    assert_eq!(record["uuids"], json!([c.gpus[0].uuids()[1]]));
+    assert_eq!(c.gpus[0].modes(), ["default", "default"]);
+    ends(&mut c, &job);
+    // Without shares nothing names it.
+    c.nodes[0].sh("sed -i 's/^SHARES = .*/SHARES = 0/' /var/lib/mpsd/mpsd.py; mpsctl pbs install");
+    says(&is_refused(&mut c, &job), &["a number of GPUs"]);
+    c.end(&job, -1);
+}
+
+#[test]
+fn qsub_keeps_the_shares_of_a_job_on_one_gpu_beside_others() {
+    let mut c = cluster("");
+    for (select, place, expected) in [
+        ("1:ncpus=2:mps_shares=4", "", PLACE),
+        ("ncpus=2:mps_shares=16", "pack", "pack:shared:group=mps_gpu"),
+        ("1:mps_shares=4", "excl", "excl:group=mps_gpu"),
+        (
+            "1:mps_shares=4",
+            "free:group=rack",
+            "free:group=rack:shared",
+        ),
+        ("2:mps_shares=4", "scatter", "scatter:shared"),
+        ("1:mps_shares=4+1:mps_shares=4", "scatter", "scatter:shared"),
+        ("1:ncpus=2:ngpus=1", "free", "free"),
+        ("1:ncpus=2", "free", "free"),
+    ] {
+        let job = Job {
+            select: select.into(),
+            ..c.job("").stock(place)
+        };
+        let hooked = c.hook(&job, 0, "queuejob");
+        assert!(hooked.accepted(), "{select}: {}", hooked.message);
+        let found = hooked.resources["place"].as_deref();
+        assert_eq!(found, Some(expected), "{select} {place}");
+        assert_eq!(hooked.log, [], "{select}");
+    }
+    let job = Job {
+        select: "1:mps_shares=4+2:mps_shares=17".into(),
+        ..c.job("")
+    };
+    let why = "mps_shares=17: a GPU has 16 shares; allowed: 1 to 16 in a chunk, or ngpus";
+    says(&c.hook(&job, 0, "queuejob").message, &[why]);
+    // Only '--queuejob' moves our words.
+    for (option, account) in [("", "MPS=on"), ("--queuejob", "")] {
+        c.nodes[0].sh(&format!("mpsctl pbs install {option}"));
+        let job = Job {
+            select: "1:mps_shares=4".into(),
+            ..c.job("MPS=on").stock("free")
+        };
+        let hooked = c.hook(&job, 0, "queuejob");
+        assert_eq!(hooked.account.unwrap_or_default(), account, "{option}");
+        assert_eq!(
+            hooked.resources["place"].as_deref(),
+            Some(PLACE),
+            "{option}"
+        );
+    }
+}
+
+fn nodes(c: &Cluster) -> Vec<(String, String)> {
+    let files = std::fs::read_dir(c.server().join("vnodes")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut all: Vec<_> = names
+        .map(|name| (name.clone(), c.served(&format!("vnodes/{name}"))))
+        .collect();
+    all.iter_mut().for_each(|(_, text)| {
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        *text = lines.join("\n");
+    });
+    all.sort();
+    all
+}
+
+#[test]
+fn uninstall_takes_back_what_install_and_the_moms_made_of_the_gpus() {
+    let mut c = plain("");
+    let before = nodes(&c);
+    let text = c.nodes[0].sh("mpsctl pbs install --shares 16");
+    let resources = "resources: \"ncpus, mem, ngpus, mps_shares\"";
+    says(
+        &text,
+        &["created resource 'mps_shares'", "SIGHUP", resources],
+    );
+    assert_eq!(c.served("resources/mps_shares"), "type=long,flag=nh");
+    assert_eq!(c.served("resources/mps_gpu"), "type=string_array,flag=h");
+    assert_eq!(nodes(&c), before, "until the mom starts");
+    let [a, b] = [0, 1].map(|at| c.gpus[0].uuids()[at].clone());
+    for _ in 0..2 {
+        c.openpbs_starts(0);
+        let after = nodes(&c);
+        let vnode = |uuid: &str| {
+            let attributes = [
+                "mem = 0kb",
+                &format!("mps_gpu = {uuid}"),
+                "mps_shares = 16",
+                "ncpus = 0",
+                "ngpus = 1",
+            ]
+            .map(|line| format!("resources_available.{line}"));
+            (
+                format!("nodea[{uuid}]"),
+                attributes.join("\n") + "\nsharing = default_excl",
+            )
+        };
+        let host = format!(
+            "resources_available.mps_gpu = {a},{b}\nresources_available.ngpus = 0\nsharing = default_shared"
+        );
+        let expected = [
+            ("nodea".to_owned(), host),
+            vnode(&a),
+            vnode(&b),
+            before[1].clone(),
+        ];
+        assert_eq!(after, expected);
+        // A later install, as after an upgrade, keeps the shares and what it knows.
+        let text = c.nodes[0].sh("mpsctl pbs install");
+        assert!(!text.contains("wrote '"), "{text}");
+    }
+    std::fs::create_dir(c.server().join("busy")).unwrap();
+    c.serve(&format!("busy/nodea[{a}]"), "a job");
+    says(
+        &c.nodes[0].sh_exits(1, "mpsctl pbs uninstall"),
+        &[&format!("delete node nodea[{a}]")],
+    );
+    std::fs::remove_dir_all(c.server().join("busy")).unwrap();
+    c.serve("resources/mps_shares", "type=long,flag=nh");
+    c.nodes[0].sh("mpsctl pbs uninstall");
+    assert_eq!(nodes(&c), before);
+    assert_eq!(
+        c.served("resources/mps_shares") + &c.served("resources/mps_gpu"),
+        ""
+    );
+    assert_eq!(c.nodes[0].read("/var/lib/mpsd/pbs-ngpus"), None);
+}
+
+#[test]
+fn a_host_without_ngpus_has_none_afterwards() {
+    let mut c = plain("");
+    c.serve("vnodes/nodea", "sharing = default_shared\n");
+    let before = nodes(&c);
+    c.nodes[0].sh("mpsctl pbs install --shares 4");
+    c.openpbs_starts(0);
+    assert_ne!(nodes(&c), before);
+    c.nodes[0].sh("mpsctl pbs uninstall");
+    assert_eq!(nodes(&c), before);
+}
+
+#[test]
+fn check_tells_what_the_server_and_the_scheduler_lack() {
+    let mut c = plain("");
+    c.nodes[0].sh("mpsctl pbs install --shares 16");
+    let check = |c: &mut Cluster, code: i32, words: &[&str]| {
+        says(&c.nodes[0].sh_exits(code, "mpsctl pbs check"), words);
+    };
+    check(
+        &mut c,
+        2,
+        &["FAIL  the server has no vnode of GPU", "SIGHUP"],
+    );
+    c.openpbs_starts(0);
+    let ok = "OK    each of 2 GPUs is a vnode with 16 mps_shares";
+    let counts = "OK    the scheduler counts mps_shares";
+    check(&mut c, 0, &[ok, counts]);
+    let select = "-l\nselect=3:ncpus=0:mps_shares=16:host=nodea\n--\n/bin/true";
+    says(&c.served("queue/1.pbsserver"), &[select]);
+    assert!(c.server().join("deleted/1.pbsserver").exists());
+    says(&c.nodes[0].sh_exits(0, "mpsctl doctor || true"), &[ok]);
+    assert!(
+        !c.server().join("queue/2.pbsserver").exists(),
+        "doctor submits no job"
+    );
+    let host = c.served("vnodes/nodea");
+    c.serve("vnodes/nodea", &host.replace("ngpus = 0", "ngpus = 2"));
+    check(
+        &mut c,
+        2,
+        &[
+            "FAIL  the server counts this node's GPUs twice: qmgr -c 'set node nodea resources_available.ngpus = 0'",
+        ],
+    );
+    c.serve("vnodes/nodea", &host);
+    std::fs::remove_file(c.server().join("counts-shares")).unwrap();
+    check(
+        &mut c,
+        2,
+        &[
+            ok,
+            "FAIL  the scheduler does not count mps_shares: the scheduler counts mps_shares once 'resources:'",
+        ],
+    );
+    c.serve("counts-shares", "yes");
+    // One of the vnodes has another number, or is gone.
+    let uuid = c.gpus[0].uuids()[1].clone();
+    let vnode = format!("vnodes/nodea[{uuid}]");
+    c.serve(&vnode, &c.served(&vnode).replace("= 16", "= 8"));
+    let line = format!("FAIL  the server has no vnode of GPU {uuid}");
+    check(&mut c, 2, &[&line]);
+    let text = c.served(&vnode).replace("= 8", "= 16");
+    c.serve(&vnode, &text.replace("mps_gpu", "other"));
+    check(&mut c, 2, &[&line]);
+    c.serve(&vnode, &(text + "state = state-unknown,Stale\n"));
+    check(&mut c, 2, &[&line]);
+}
+
+/// Its vnodes would have no mps_gpu, and the scheduler would take a job's shares from several.
+#[test]
+fn a_mom_that_does_not_know_the_resources_yet_makes_no_vnode() {
+    let mut c = plain("");
+    c.nodes[0].sh("mpsctl pbs install --shares 16");
+    std::fs::remove_file(c.server().join("resources/mps_gpu")).unwrap();
+    assert_eq!(c.openpbs_starts(0).vnodes.len(), 1);
+}
+
+#[test]
+fn a_gpu_in_mig_mode_has_no_shares() {
+    let divided = |builder: Builder| builder.fast().divided(0, 2);
+    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], divided, "");
+    c.nodes[0].sh("mpsctl pbs install --shares 16");
+    let vnodes = c.openpbs_starts(0).vnodes;
+    let names: Vec<&str> = vnodes.keys().map(String::as_str).collect();
+    assert_eq!(
+        names,
+        ["nodea", &format!("nodea[{}]", c.gpus[0].uuids()[1])]
+    );
+}
+
+/// pbs_cgroups gives GPUs out by itself, whatever vnode a job has.
+#[test]
+fn gpus_that_pbs_cgroups_gives_out_have_no_shares() {
+    let mut c = plain("");
+    c.nodes[0].sh("mpsctl pbs install --shares 16");
+    let copies = "/var/spool/pbs/mom_priv/hooks/pbs_cgroups";
+    c.nodes[0].write(&format!("{copies}.HK"), "alarm=90\n", 0o600);
+    c.nodes[0].write(&format!("{copies}.PY"), "", 0o600);
+    for (enabled, vnodes) in [(true, 1), (false, 3)] {
+        let config = format!("{{\"cgroup\": {{\"devices\": {{\"enabled\": {enabled}}}}}}}");
+        c.nodes[0].write(&format!("{copies}.CF"), &config, 0o600);
+        assert_eq!(c.openpbs_starts(0).vnodes.len(), vnodes, "{enabled}");
+        let (_, text) = c.nodes[0].try_sh("mpsctl pbs check");
+        assert_eq!(
+            text.contains("WARN  no GPU here has mps_shares"),
+            enabled,
+            "{text}"
+        );
+    }
+}
