@@ -4,6 +4,12 @@
 use batch::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use tests::sim::scenario::Scenario;
 
+const PART: Part = Part {
+    own: 2,
+    all: 16,
+    of_threads: false,
+};
+
 fn scenarios() -> Vec<Scenario> {
     let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
     let counted = |count: u32| GpuSource::Counted {
@@ -20,11 +26,7 @@ fn scenarios() -> Vec<Scenario> {
         )
         .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
         .devices(|d| {
-            d.exclusive = Exclusive::Shared(Some(Part {
-                own: 2,
-                all: 16,
-                of_threads: false,
-            }));
+            d.exclusive = Exclusive::Shared(Some(PART));
             d.tasks_on_node = Some(2);
         }),
         // One task, unless the user says how many.
@@ -33,13 +35,17 @@ fn scenarios() -> Vec<Scenario> {
             "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
             1,
         )
-        .devices(|d| {
-            d.exclusive = Exclusive::Shared(Some(Part {
-                own: 2,
-                all: 16,
-                of_threads: false,
-            }))
-        }),
+        .devices(|d| d.exclusive = Exclusive::Shared(Some(PART))),
+        Scenario::new("shared_default_by_parts", "MPS=true", 1)
+            .config("[defaults]\nmem = \"auto\"")
+            .devices(|d| d.exclusive = Exclusive::Shared(Some(PART))),
+        // The same for a job that did not ask: its clients have no limit together.
+        Scenario::new("shared_unasked_by_parts", "MPS=true", 1)
+            .config("[defaults]\nmem = \"auto\"")
+            .devices(|d| d.exclusive = Exclusive::Shared(Some(PART)))
+            .by_site(),
+        Scenario::new("shared_memory_of_the_job", "MPS=true,MPS_MEM=job=24G", 1).shared(),
+        Scenario::new("memory_of_the_job", "MPS=true,MPS_MEM=job=24G", 1),
         Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2).shared(),
         Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
             d.exclusive = Exclusive::Shared(None);

@@ -1,5 +1,6 @@
 //! What may happen to a running MPS: the outcome, and its line in the user's log.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -330,6 +331,10 @@ fn the_memory_watch_goes_on_once_nvml_answers_again() {
 
 /// A client in this cgroup of a job that shares its MPS, without the variable of its limit.
 fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> Running {
+    in_cgroup(place, job, mib, cgroup, &["-u", LIMIT])
+}
+
+fn in_cgroup(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>, env: &[&str]) -> Running {
     let mut command = Command::new("/bin/sh");
     let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
     command
@@ -337,7 +342,7 @@ fn without_limit(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>) -> 
         .arg(procs);
     let exec = place.mpsctl_of(USER);
     command.arg(exec.get_program()).args(exec.get_args());
-    command.args(["exec", "--", "/usr/bin/env", "-u", LIMIT]);
+    command.args(["exec", "--", "/usr/bin/env"]).args(env);
     command
         .arg(place.node.client())
         .arg("--node")
@@ -383,18 +388,72 @@ fn a_client_that_voids_its_limit_is_held_to_that_of_its_own_job_in_a_shared_mps(
     eventually("mpsd tells of it", told);
     assert!(within.iter().all(|client| look::alive(client.pid())));
     drop(within);
-    for group in &groups {
-        let above = group.ancestors().take_while(|above| above != own);
-        for above in above {
-            eventually("the cgroup is empty", || fs::remove_dir(above).is_ok());
-        }
-    }
+    remove_groups(own, &groups);
     let told = place.end(jobs[0]);
     told.complains(format!("client {pid} of job 461.srv holds "));
     told.complains("its limit is 1024 MiB");
     told.complains(&of_hidden);
     place.end(jobs[1]);
     place.assert_as_before("members over their limits");
+}
+
+fn remove_groups(own: &Path, groups: &[PathBuf]) {
+    let above = |group| Path::ancestors(group).take_while(|above| *above != own);
+    let all: BTreeSet<&Path> = groups.iter().flat_map(|group| above(group)).collect();
+    for group in all.into_iter().rev() {
+        eventually("the cgroup is empty", || fs::remove_dir(group).is_ok());
+    }
+}
+
+#[test]
+fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_other_job_does() {
+    let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
+    let place = Place::new(fast(1), &config);
+    let (jobs, accounts) = (["471.srv", "472.srv"], ["MPS_MEM=job=4G", "MPS_MEM=6G"]);
+    let own = place.cgroups.as_ref();
+    let own = own.expect("this machine has no cgroup hierarchy to test with");
+    let groups = jobs.map(|job| own.join("torque").join(job));
+    for (n, job) in jobs.iter().enumerate() {
+        let account = format!("MPS=true,{}", accounts[n]);
+        place.torque_on_gpu_0(job, &account).ok();
+        fs::create_dir(groups[n].parent().expect("a directory")).ok();
+        fs::create_dir(&groups[n]).expect("a cgroup");
+    }
+    let start = |n: usize, mib: &str| in_cgroup(&place, jobs[n], mib, Some(&groups[n]), &[]);
+    // Two of the first fit: 1804 MiB each beside their contexts.
+    let within = [(0, "2000"), (1, "4096"), (0, "2000")].map(|(n, mib)| start(n, mib));
+    let over = start(0, "2000");
+    let beside = start(1, "4096");
+    let pid = over.pid();
+    assert_eq!(error(over), Some(810));
+    let status = place.mpsctl_as(USER, &["status"], &[("PBS_JOBID", jobs[0])]);
+    status
+        .prints("all clients of this job: ")
+        .prints("M of 4096M");
+    let gpu = &place.node.uuids()[0];
+    let metrics = place.mpsctl(&["metrics"]).ok();
+    let of = |job: &str| {
+        format!("mpsd_job_memory_limit_bytes{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}}")
+    };
+    metrics.prints(format!("{} 4294967296\n", of(jobs[0])));
+    metrics.lacks(&of(jobs[1]));
+    let living = within.iter().chain([&beside]);
+    assert!(living.into_iter().all(|client| look::alive(client.pid())));
+    drop((within, beside));
+    remove_groups(own, &groups);
+    let told = place.end(jobs[0]);
+    told.complains("the clients of job 471.srv hold ");
+    let line = format!("their limit together is 4096 MiB: client {pid}, the youngest, is ended");
+    assert_eq!(told.err.matches(&line).count(), 1, "{told:?}");
+    let report = place.mpsctl(&["report", jobs[0]]).ok();
+    report.prints("GPU 0: its clients held at most ");
+    report.prints(" of the 4096 MiB that they may together");
+    place.end(jobs[1]);
+    place
+        .mpsctl(&["report", jobs[1]])
+        .ok()
+        .lacks("that they may together");
+    place.assert_as_before("a job over its limit together");
 }
 
 /// Two jobs of the user in one MPS.

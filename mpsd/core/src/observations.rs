@@ -3,6 +3,7 @@
 //! hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
+use super::job::JobId;
 use super::killed::SignalName;
 use super::record::RecordGpu;
 use super::text::{count, one_line};
@@ -16,6 +17,7 @@ pub const LONGEST: usize = 64 * 1024;
 const MOST: usize = 16;
 const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
+const MOST_JOBS: usize = 64;
 
 /// Nothing that the job ran came to its MPS.
 const NONE: &str = "0 clients: no CUDA program used its MPS";
@@ -32,6 +34,8 @@ pub struct Observations {
     pub pids: Vec<i32>,
     /// What the checks of the GPUs showed; empty: there was no check.
     pub gpus: Vec<GpuObservations>,
+    /// The jobs whose clients have a limit together.
+    pub jobs: Vec<JobMemory>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
     /// Clients that a signal ended, if the kernel tells of other processes than children (Linux
@@ -62,6 +66,16 @@ pub struct GpuObservations {
     /// The most that one of them held, likewise.
     #[serde(default)]
     pub most_client_mib: u64,
+}
+
+/// The most that the clients of a job held together on a GPU, MiB as NVML counts, and what they may
+/// hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobMemory {
+    pub job: JobId,
+    pub gpu: GpuUuid,
+    pub held_mib: u64,
+    pub limit_mib: u64,
 }
 
 /// A client that got no context: its server was full or in FAULT state, or the client asked for
@@ -125,6 +139,8 @@ fn bound(name: &str, value: &mut Value) {
         "limit" => (160, MOST),
         "pids" => (80, MOST_PIDS),
         "gpus" => (80, MOST_GPUS),
+        "jobs" => (80, MOST_JOBS),
+        "job" => (255, MOST),
         "busy" | "clients" => (0, usage::BUCKETS),
         _ => (80, MOST),
     };
@@ -276,6 +292,7 @@ impl Observations {
         self.most_clients = self.most_clients.saturating_add(other.most_clients);
         self.pids.extend(other.pids);
         self.gpus.extend(other.gpus);
+        self.jobs.extend(other.jobs);
         self.refused.extend(other.refused);
         self.killed.extend(other.killed);
         self.servers_lost.extend(other.servers_lost);
@@ -289,6 +306,12 @@ impl Observations {
         self
     }
 
+    /// What the clients of `job`, or of its step, held together on `gpu`.
+    pub fn of_job(&self, job: &JobId, gpu: &GpuUuid) -> Option<&JobMemory> {
+        let is_its = |known: &&JobMemory| known.job == job.whole() && known.gpu == *gpu;
+        self.jobs.iter().find(is_its)
+    }
+
     /// Counts a client with a context, as one of `now` at once.
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
@@ -300,6 +323,20 @@ impl Observations {
 
     pub fn is_client(&self, pid: i32) -> bool {
         self.pids.contains(&pid) || self.killed.iter().any(|killed| killed.pid == pid)
+    }
+
+    /// Adds a check of a job's clients. The oldest makes room.
+    pub fn take_job(&mut self, job: &JobId, gpu: &GpuUuid, [held_mib, limit_mib]: [u64; 2]) {
+        let known = self.of_job(job, gpu).map_or(0, |known| known.held_mib);
+        self.jobs.retain(|one| one.job != *job || one.gpu != *gpu);
+        let too_many = (self.jobs.len() + 1).saturating_sub(MOST_JOBS);
+        self.jobs.drain(..too_many);
+        self.jobs.push(JobMemory {
+            job: job.clone(),
+            gpu: gpu.clone(),
+            held_mib: held_mib.max(known),
+            limit_mib,
+        });
     }
 
     /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients
@@ -325,6 +362,32 @@ impl Observations {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_each_job_the_most_is_known_and_the_oldest_makes_room() {
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        let job = |name: &str| JobId::parse(name).unwrap();
+        let mut seen = Observations::default();
+        let mut take = |name: &str, held_mib| {
+            seen.take_job(&job(name), &gpu, [held_mib, 4096]);
+        };
+        take("7", 900);
+        for n in 100..99 + MOST_JOBS {
+            take(&n.to_string(), 1);
+        }
+        take("7", 800);
+        take("8", 1);
+        let most =
+            |seen: &Observations, name: &str| seen.of_job(&job(name), &gpu).map(|of| of.held_mib);
+        let read = Observations::parse(seen.line().as_bytes()).unwrap();
+        assert_eq!(
+            ["7", "7.0", "8", "100"].map(|name| most(&read, name)),
+            [Some(900), Some(900), Some(1), None]
+        );
+        assert_eq!(seen.jobs.len(), MOST_JOBS);
+        let other = GpuUuid::parse("GPU-02").unwrap();
+        assert_eq!(seen.of_job(&job("7"), &other), None);
+    }
 
     #[test]
     fn observations_come_back_as_they_were_written() {

@@ -148,6 +148,9 @@ pub struct Record {
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty: the daemon's.
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// What the job's clients may hold together, MiB by GPU; empty: nothing says so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub job_memory: Vec<(GpuUuid, u64)>,
     #[serde(default, skip_serializing_if = "AutoDivisors::is_none")]
     pub divided: AutoDivisors,
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
@@ -209,6 +212,7 @@ impl Record {
             daemons: Vec::new(),
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
+            job_memory: Vec::new(),
             divided: AutoDivisors::default(),
             names: None,
             same_numbers: false,

@@ -111,7 +111,7 @@ fn lower_memory(
     let sizes: Option<Vec<u64>> = match memory {
         MemoryLimit::Uniform(amount) => absolute(amount).map(|mib| vec![mib]),
         MemoryLimit::PerRank(amounts) => amounts.iter().map(absolute).collect(),
-        MemoryLimit::Auto | MemoryLimit::PerGpu(_) => None,
+        MemoryLimit::Auto | MemoryLimit::PerGpu(_) | MemoryLimit::Job(_) => None,
     };
     let sizes = sizes.ok_or_else(|| {
         let why = "a step of a job with MPS takes a size";
@@ -154,6 +154,23 @@ fn exceeded<T: Ord + Copy>(step: &[T], of_ranks: &[Option<T>], of_daemon: Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_sets_no_limit_of_its_jobs_clients_together() {
+        let mut record = Record::without_mps(
+            JobId::parse("7").unwrap(),
+            0,
+            RecordState::Ready,
+            String::new(),
+        );
+        record.request = Some(request("MPS=on,MPS_MEM=job=4G"));
+        let same = request("MPS=on,MPS_MEM=job=4G");
+        assert_eq!(of_step(&record, &same), Ok(record.clone()));
+        let lower = request("MPS=on,MPS_MEM=job=2G");
+        let refused = of_step(&record, &lower).unwrap_err().to_string();
+        assert!(refused.contains("takes a size"), "{refused}");
+    }
+
     use crate::job::JobId;
     use crate::record::{Daemon, RecordGpu, RecordState};
 

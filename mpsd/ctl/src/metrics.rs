@@ -20,7 +20,7 @@ use mpsd_core::advice::RULES;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{RecordGpu, memory_limit};
+use mpsd_core::record::{self, RecordGpu, RecordRead, memory_limit};
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
 use mpsd_sys::files::Dir;
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ const UTILIZATION: &str = "job_gpu_utilization_ratio";
 const ENERGY: &str = "job_energy_joules_total";
 const HELD: &str = "job_client_memory_max_bytes";
 const LIMIT: &str = "job_client_memory_limit_bytes";
+const JOB_LIMIT: &str = "job_memory_limit_bytes";
 const FILE: &str = "mpsd.prom";
 /// node_exporter reads the file as another user.
 const MODE: u32 = 0o644;
@@ -218,11 +219,14 @@ fn job(
 /// A figure of the job's report so far: its family, its labels and its value.
 type Figure = (&'static str, String, String);
 
-/// A job in a shared MPS has none.
+/// A job in a shared MPS has the limit of its clients together alone.
 fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     let mut all = Vec::new();
-    let Some(seen) = node.observations(&journal.job) else {
-        return all;
+    let seen = node.observations(&journal.job);
+    let record = record::look(&node.job_files(&journal.job).record());
+    let together = match record {
+        Ok(RecordRead::Found(record)) => record.job_memory,
+        _ => Vec::new(),
     };
     for RecordGpu { index, uuid, .. } in &journal.gpus {
         let (index, gpu) = (index.to_string(), uuid.as_str());
@@ -234,6 +238,10 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
         let mut add = |family, more: &[(&str, &str)], value: Option<String>| {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
+        let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
+        let limit = together.iter().find(|(of, _)| of == uuid);
+        add(JOB_LIMIT, &[], limit.map(|(_, mib)| bytes(*mib)));
+        let Some(seen) = &seen else { continue };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
         let part = |percent: Option<u8>| percent.map(|n| (f64::from(n) / 100.0).to_string());
         for (what, percent) in [
@@ -246,7 +254,6 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
         let energy = usage.and_then(|usage| usage.energy_mj);
         add(ENERGY, &[], energy.map(thousandths));
         let held = seen.gpus.iter().find(|known| known.uuid == *uuid);
-        let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
         add(HELD, &[], held.map(|held| bytes(held.most_client_mib)));
         let limit = memory_limit(&journal.daemons, uuid);
         add(LIMIT, &[], limit.map(bytes));
@@ -408,6 +415,11 @@ impl Page {
                 "gauge",
                 LIMIT,
                 "The most that one client of the job may hold of the GPU's memory.",
+            ),
+            (
+                "gauge",
+                JOB_LIMIT,
+                "The most that the job's clients may hold of the GPU's memory together.",
             ),
         ] {
             let its = figures.iter().filter(|(of, ..)| *of == family);

@@ -1,6 +1,7 @@
 //! Watches the memory of clients with a limit, because a client can void NVIDIA's limit
 //! (docs/facts/mps-control.md#memory-limits). A shared daemon does not know the limits of its jobs,
-//! so each client is held to the limits of its job.
+//! so each client is held to the limits of its job. Nothing of NVIDIA's holds a job's clients
+//! together.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -25,10 +26,13 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
 
-/// The jobs that share the daemons, each with its limits: the highest of its ranks, as a daemon of
-/// its own would have.
+/// MiB by GPU.
+type Limits = Vec<(GpuUuid, u64)>;
+
+/// The jobs that share the daemons, or the one job, each with the limits of a client and of all:
+/// for a client the highest of the job's ranks, as a daemon of its own would have.
 #[derive(Debug, Default)]
-struct JobLimits(Vec<(JobId, Vec<(GpuUuid, u64)>)>);
+struct JobLimits(Vec<(JobId, Limits, Limits)>);
 
 impl JobLimits {
     /// Reads root's list and records. Daemons of one job have no list. If a newer release wrote a
@@ -37,24 +41,40 @@ impl JobLimits {
     fn read(spec: &Spec) -> Self {
         let paths = spec.paths();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
-            Ok(RecordRead::Found(record)) => Some((job, highest(&record.rank_memory))),
+            Ok(RecordRead::Found(record)) => {
+                Some((job, highest(&record.rank_memory), record.job_memory))
+            }
             // The job has left, and there was no room to write the list.
             Ok(RecordRead::Absent) => None,
-            _ => Some((job, Vec::new())),
+            _ => Some((job, Vec::new(), Vec::new())),
         };
-        Self(spec.sharers().into_iter().filter_map(limits).collect())
+        let jobs = match spec.sharers_file() {
+            Some(_) => spec.sharers(),
+            None => JobId::parse(&spec.job).into_iter().collect(),
+        };
+        Self(jobs.into_iter().filter_map(limits).collect())
     }
 
     /// The limit of a client of `job`. A client that hides its job has the highest limit of all
     /// jobs here.
     fn of(&self, job: Option<&JobId>, gpu: &GpuUuid) -> Option<u64> {
         let is_its = |sharer: &JobId| job.is_some_and(|job| sharer.belongs_to(job));
-        let hides = !self.0.iter().any(|(sharer, _)| is_its(sharer));
-        let sharers = self.0.iter().filter(|(sharer, _)| hides || is_its(sharer));
-        let limits =
-            sharers.map(|(_, limits)| limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib));
+        let hides = !self.0.iter().any(|(sharer, ..)| is_its(sharer));
+        let sharers = self.0.iter().filter(|(sharer, ..)| hides || is_its(sharer));
+        let limits = sharers.map(|(_, limits, _)| on(limits, gpu));
         limits.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
+
+    /// The limit of all clients of `job` together. Steps that joined by themselves add up, because a
+    /// client's cgroup tells the job alone.
+    fn together(&self, job: &JobId, gpu: &GpuUuid) -> Option<u64> {
+        let members = self.0.iter().filter(|(member, ..)| member.whole() == *job);
+        members.map(|(.., all)| on(all, gpu)).sum()
+    }
+}
+
+fn on(limits: &[(GpuUuid, u64)], gpu: &GpuUuid) -> Option<u64> {
+    limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib)
 }
 
 fn highest(ranks: &[Vec<(GpuUuid, u64)>]) -> Vec<(GpuUuid, u64)> {
@@ -72,6 +92,9 @@ pub struct MemoryWatch {
     limits: Vec<(GpuUuid, u64)>,
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
+    told_jobs: BTreeSet<(JobId, GpuUuid)>,
+    /// Clients that were told to end and are there still: they hold nothing for long.
+    ending: BTreeSet<i32>,
     told_silence: bool,
     active: bool,
     next: Instant,
@@ -85,6 +108,8 @@ impl MemoryWatch {
             limits: daemons().flat_map(|daemon| daemon.memory.clone()).collect(),
             gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
             told: BTreeSet::new(),
+            told_jobs: BTreeSet::new(),
+            ending: BTreeSet::new(),
             told_silence: false,
             active: false,
             next: Instant::now(),
@@ -122,7 +147,7 @@ impl MemoryWatch {
         }
         let jobs = JobLimits::read(spec);
         let limited =
-            !self.limits.is_empty() || jobs.0.iter().any(|(_, limits)| !limits.is_empty());
+            !self.limits.is_empty() || jobs.0.iter().any(|(_, limits, _)| !limits.is_empty());
         self.next = Instant::now() + if limited { PERIOD } else { REPORT_PERIOD };
         let nvml = nvml();
         let ask = |gpu: &GpuUuid| self.clients(gpu, spec.uid, nvml?, observer);
@@ -151,6 +176,7 @@ impl MemoryWatch {
             ));
             let terminated = self.policy == MemoryOverLimit::Terminate;
             if terminated {
+                self.ending.insert(pid);
                 terminate(spec, running, pid, &mut observer.log);
             }
             let list = &mut observer.all.over_memory;
@@ -164,6 +190,52 @@ impl MemoryWatch {
                 },
             );
         }
+        for pid in self.check_jobs(&jobs, &clients, observer) {
+            terminate(spec, running, pid, &mut observer.log);
+        }
+    }
+
+    /// Holds each job's clients to their limit together. Returns the clients to be ended: the
+    /// youngest of a job that holds more than a context, one at a look, as that may be enough.
+    fn check_jobs(
+        &mut self,
+        limits: &JobLimits,
+        clients: &[ClientMemory],
+        observer: &mut Observer,
+    ) -> Vec<i32> {
+        let is_there = |pid: &i32| clients.iter().any(|(one, ..)| one == pid);
+        self.ending.retain(is_there);
+        let jobs: BTreeSet<JobId> = limits.0.iter().map(|(member, ..)| member.whole()).collect();
+        let gpus = self.gpus.clone();
+        let each = jobs
+            .iter()
+            .flat_map(|job| gpus.iter().map(move |gpu| (job, gpu)));
+        each.filter_map(|(job, gpu)| {
+            let limit_mib = limits.together(job, gpu)?;
+            let is_its = |(pid, on, _): &&ClientMemory| {
+                on == gpu && observer.is_of_job(*pid, job) && !self.ending.contains(pid)
+            };
+            let mut its: Vec<_> = clients.iter().filter(is_its).collect();
+            its.sort_by_key(|(pid, ..)| observer.age(*pid));
+            let held_mib = its.iter().map(|(.., mib)| mib).sum();
+            let beyond = |(.., mib): &ClientMemory| mib.saturating_sub(OVERHEAD_MIB);
+            let is_over = its.iter().map(|one| beyond(one)).sum::<u64>() > limit_mib;
+            let youngest = its.iter().rfind(|one| beyond(one) > 0);
+            if !its.is_empty() {
+                observer.all.take_job(job, gpu, [held_mib, limit_mib]);
+            }
+            let (pid, ..) = youngest.filter(|_| is_over)?;
+            let ends = self.policy == MemoryOverLimit::Terminate;
+            if self.told_jobs.insert((job.clone(), gpu.clone())) || ends {
+                let end = ends.then(|| format!(": client {pid}, the youngest, is ended"));
+                observer.say(&format!(
+                    "the clients of job {job} hold {held_mib} MiB on {gpu}, their limit together is {limit_mib} MiB{}",
+                    end.unwrap_or_default()
+                ));
+            }
+            (ends && self.ending.insert(*pid)).then_some(*pid)
+        })
+        .collect()
     }
 
     /// The job's clients on `gpu`: pid, GPU, MiB. Our daemons' logs do not name clients of the
@@ -266,7 +338,7 @@ mod tests {
         let [gpu, other] = ["GPU-01", "GPU-02"].map(|gpu| GpuUuid::parse(gpu).unwrap());
         let sharer = |(job, ranks): (&str, &[u64])| {
             let ranks: Vec<_> = ranks.iter().map(|mib| vec![(gpu.clone(), *mib)]).collect();
-            (JobId::parse(job).unwrap(), highest(&ranks))
+            (JobId::parse(job).unwrap(), highest(&ranks), Vec::new())
         };
         let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(sharer).collect());
         let limited = jobs(&[("7", &[1024, 2048, 512]), ("8.0", &[4096])]);
@@ -302,19 +374,163 @@ mod tests {
         let job = |job: &str| JobId::parse(job).unwrap();
         let mut record = Record::without_mps(job("7"), 0, RecordState::Ready, String::new());
         record.rank_memory = vec![vec![(gpu.clone(), 1024)]];
+        record.job_memory = vec![(gpu.clone(), 2048)];
         put(&paths.job(&job("7")).record(), &record.to_text().unwrap());
         put(&paths.job(&job("8")).record(), r#"{"version": 99}"#);
         let spec = serde_json::json!({"job": id, "uid": 0, "control": "/", "nvml": "", "daemons": [], "run": run.path(),
             "start_ms": 1, "command_ms": 1, "over_limit": "terminate"});
-        let spec = serde_json::from_value(spec).unwrap();
+        let spec: Spec = serde_json::from_value(spec).unwrap();
         let limits = JobLimits::read(&spec);
         assert_eq!(
             ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
             [Some(1024), None]
         );
+        let together = ["7", "8"].map(|name| limits.together(&job(name), &gpu));
+        assert_eq!(together, [Some(2048), None]);
+        let own = Spec {
+            job: "7".to_owned(),
+            ..Spec::clone(&spec)
+        };
+        let own = JobLimits::read(&own).together(&job("7"), &gpu);
+        assert_eq!(own, Some(2048), "of a job with an MPS of its own");
         put(&paths.job(&id).sharers(), r#"["7","9"]"#);
         let of_hidden = JobLimits::read(&spec).of(None, &gpu);
         assert_eq!(of_hidden, Some(1024), "a job that has left lifts no limit");
+    }
+
+    const JOBS: [(i32, &str); 5] = [(1, "7"), (2, "7"), (3, "7"), (8, "8"), (9, "8")];
+
+    /// A shared MPS whose clients came in this order, and job 7's clients may hold 4096 MiB
+    /// together.
+    struct Together {
+        watch: MemoryWatch,
+        observer: Observer,
+        limits: JobLimits,
+    }
+
+    impl Together {
+        fn new(policy: &str, came: &[i32]) -> Self {
+            let gpu = GpuUuid::parse("GPU-01").unwrap();
+            let job = |name, all| (JobId::parse(name).unwrap(), Vec::new(), all);
+            let mut observer = Observer::knowing(&JOBS);
+            for pid in came {
+                observer.take(1, &Event::Active(*pid));
+            }
+            Self {
+                watch: watch(policy, None),
+                observer,
+                limits: JobLimits(vec![job("7", vec![(gpu, 4096)]), job("8", Vec::new())]),
+            }
+        }
+
+        /// One look at clients that hold this much: which are to end.
+        fn look(&mut self, held: &[(i32, u64)]) -> Vec<i32> {
+            let gpu = GpuUuid::parse("GPU-01").unwrap();
+            let held = held.iter().map(|(pid, mib)| (*pid, gpu.clone(), *mib));
+            let held: Vec<ClientMemory> = held.collect();
+            self.watch
+                .check_jobs(&self.limits, &held, &mut self.observer)
+        }
+
+        fn words(&self) -> &[String] {
+            &self.observer.all.last_words
+        }
+    }
+
+    #[test]
+    fn of_a_jobs_clients_that_are_together_over_its_limit_the_youngest_goes() {
+        let mut all = Together::new("terminate", &[1, 3, 2]);
+        let held = [(1, 2000), (2, 2000), (3, 2000)];
+        assert_eq!(all.look(&held), [2], "the youngest by its coming");
+        assert_eq!(all.look(&held), [0; 0], "it goes, and the others fit");
+        all.observer.take(1, &Event::Left(2));
+        assert_eq!(all.look(&[(1, 2000), (3, 2000)]), [0; 0]);
+        all.observer.take(1, &Event::Active(2));
+        assert_eq!(all.look(&held), [2], "the next of that pid");
+        assert_eq!(all.words().len(), 2, "{:?}", all.words());
+        assert_eq!(
+            all.words()[0],
+            "the clients of job 7 hold 6000 MiB on GPU-01, their limit together is 4096 MiB: client 2, the youngest, is ended"
+        );
+        let seen = &all.observer.all;
+        let (held, limit) = (seen.jobs[0].held_mib, seen.jobs[0].limit_mib);
+        assert_eq!((held, limit), (6000, 4096));
+    }
+
+    #[test]
+    fn clients_that_are_together_within_their_contexts_of_the_limit_are_left_alone() {
+        let mut all = Together::new("terminate", &[1, 2, 3]);
+        let most = 2048 + OVERHEAD_MIB;
+        assert_eq!(all.look(&[(1, most), (2, most), (3, 400)]), [0; 0]);
+        assert!(all.words().is_empty());
+        assert_eq!(all.observer.all.jobs[0].held_mib, 2 * most + 400);
+        assert_eq!(all.look(&[(1, most), (2, most + 1)]), [2]);
+        // To end one that holds no more than a context brings nothing.
+        let mut all = Together::new("terminate", &[1, 2, 3]);
+        assert_eq!(all.look(&[(1, 2000), (2, 4000), (3, 400)]), [2]);
+    }
+
+    #[test]
+    fn clients_of_another_job_of_none_and_of_no_server_of_ours_are_neither_counted_nor_ended() {
+        let mut all = Together::new("terminate", &[1, 2, 8, 77, 9]);
+        let others = [(8, 9000), (9, 9000), (77, 9000), (3, 9000)];
+        let with = |own: u64| [&[(1, own), (2, own)][..], &others].concat();
+        assert_eq!(all.look(&with(2000)), [0; 0]);
+        assert_eq!(all.observer.all.jobs[0].held_mib, 4000);
+        assert_eq!(all.look(&with(3000)), [2]);
+        assert_eq!(all.observer.all.jobs.len(), 1, "job 8 has no limit");
+    }
+
+    #[test]
+    fn where_the_site_only_logs_a_job_over_its_limit_is_told_once() {
+        let mut all = Together::new("log", &[1, 2, 3]);
+        for held in [3000, 3000, 100, 3500] {
+            assert_eq!(all.look(&[1, 2, 3].map(|pid| (pid, held))), [0; 0]);
+        }
+        assert_eq!(
+            all.words(),
+            ["the clients of job 7 hold 9000 MiB on GPU-01, their limit together is 4096 MiB"]
+        );
+        assert_eq!(all.observer.all.jobs[0].held_mib, 10_500);
+    }
+
+    #[test]
+    fn all_clients_of_an_mps_of_its_own_are_the_jobs() {
+        let mut all = Together::new("terminate", &[]);
+        all.observer = Observer::default();
+        for pid in [1, 8, 77] {
+            all.observer.take(1, &Event::Active(pid));
+        }
+        assert_eq!(
+            all.look(&[(1, 2000), (8, 2000), (77, 2000), (78, 9000)]),
+            [77]
+        );
+    }
+
+    #[test]
+    fn what_a_client_holds_on_another_gpu_is_not_of_this_one() {
+        let mut all = Together::new("terminate", &[1, 2]);
+        let [gpu, other] = ["GPU-01", "GPU-02"].map(|gpu| GpuUuid::parse(gpu).unwrap());
+        let held = [(1, gpu.clone(), 3000), (2, gpu, 2000), (2, other, 9000)];
+        let ends = all.watch.check_jobs(&all.limits, &held, &mut all.observer);
+        assert_eq!((ends, all.words().len()), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn steps_that_joined_by_themselves_have_their_limits_together() {
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        let step = |name, mib: &[u64]| {
+            let all = mib.iter().map(|mib| (gpu.clone(), *mib)).collect();
+            (JobId::parse(name).unwrap(), Vec::new(), all)
+        };
+        let limits = JobLimits(vec![
+            step("7.0", &[1]),
+            step("7.1", &[2]),
+            step("8.0", &[4]),
+            step("8.1", &[]),
+        ]);
+        let of = |name| limits.together(&JobId::parse(name).unwrap(), &gpu);
+        assert_eq!(["7", "8"].map(of), [Some(3), None]);
     }
 
     #[test]

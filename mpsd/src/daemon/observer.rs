@@ -118,6 +118,21 @@ impl Observer {
         }
     }
 
+    /// An observer of a shared MPS that knows the jobs of these clients.
+    #[cfg(test)]
+    pub fn knowing(clients: &[(i32, &str)]) -> Self {
+        let job = |(pid, job): &(i32, &str)| Some((*pid, JobId::parse(job).ok()?));
+        let jobs = JobsOfClients {
+            known: clients.iter().filter_map(job).collect(),
+            paths: Paths::new(std::path::Path::new(""), ""),
+            members: PathBuf::new(),
+        };
+        Self {
+            jobs: Some(jobs),
+            ..Self::default()
+        }
+    }
+
     pub fn take(&mut self, daemon: i32, event: &Event) {
         if let (Event::NewClient(pid), Some(jobs)) = (event, &mut self.jobs) {
             jobs.enter(*pid);
@@ -236,6 +251,19 @@ impl Observer {
     /// The job of a client, if several share this MPS and it is known.
     pub fn job(&self, pid: i32) -> Option<&JobId> {
         self.jobs.as_ref()?.known.get(&pid)
+    }
+
+    /// Whether a client is proved to be `job`'s now: it is attached to one of our servers, and in a
+    /// shared MPS its cgroup names the job.
+    pub fn is_of_job(&self, pid: i32, job: &JobId) -> bool {
+        let mut states = self.daemons.values();
+        let is_attached = states.any(|state| state.clients.contains(&pid));
+        is_attached && (self.jobs.is_none() || self.job(pid) == Some(job))
+    }
+
+    /// Orders clients by age, the oldest first.
+    pub fn age(&self, pid: i32) -> Option<usize> {
+        self.all.pids.iter().rposition(|known| *known == pid)
     }
 
     /// `client 4711 of job 12`

@@ -69,6 +69,14 @@ pub fn lines(report: &JobReport) -> Vec<String> {
         };
         lines.push(format!("{mark}{line}"));
     }
+    let together = report.gpus.iter().filter_map(|gpu| {
+        let all = observations.of_job(job, &gpu.uuid)?;
+        let (index, held, limit) = (gpu.index, all.held_mib, all.limit_mib);
+        Some(format!(
+            "    GPU {index}: its clients held at most {held} of the {limit} MiB that they may together"
+        ))
+    });
+    lines.extend(together);
     let more: Vec<String> = match report.shared {
         // The last words name each client's job.
         true => [NOT_TOLD_APART.to_owned()]

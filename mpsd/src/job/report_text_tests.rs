@@ -1,6 +1,8 @@
 use super::*;
 use mpsd_core::killed::KilledTask;
-use mpsd_core::observations::{DaemonLost, Killed, Observations, OverMemory, Refused, ServerLost};
+use mpsd_core::observations::{
+    DaemonLost, JobMemory, Killed, Observations, OverMemory, Refused, ServerLost,
+};
 use mpsd_core::usage::{GpuUsage, Usage};
 use mpsd_core::{GpuUuid, JobId, Refusal, Scheduler};
 
@@ -60,6 +62,28 @@ fn of_a_shared_mps_the_last_words_are_told_which_name_the_job_of_a_client() {
     // Their clients have other limits.
     assert!(own.contains("held at most") && !shared.contains("held at most"));
     assert!(shared.ends_with("    by client 8349 of job 8: the vendor's log says: it"));
+}
+
+#[test]
+fn of_a_shared_mps_a_job_is_told_what_its_own_clients_held_together() {
+    let mut report = report();
+    report.shared = true;
+    let seen = report.said_by_user.as_mut().unwrap();
+    seen.jobs = [("8", 100), ("7", 5000)]
+        .map(|(job, held_mib)| JobMemory {
+            job: JobId::parse(job).unwrap(),
+            gpu: gpu(0),
+            held_mib,
+            limit_mib: 4096,
+        })
+        .to_vec();
+    let told = lines(&report);
+    let told: Vec<_> = told
+        .iter()
+        .filter(|line| line.contains("together"))
+        .collect();
+    let its = "    GPU 0: its clients held at most 5000 of the 4096 MiB that they may together";
+    assert_eq!(told, [its]);
 }
 
 #[test]

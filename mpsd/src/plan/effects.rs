@@ -78,7 +78,7 @@ impl Plan {
         let record = &self.record;
         serde_json::json!({
             "job": record.job, "uid": record.uid, "gpus": record.gpus, "daemons": record.daemons,
-            "rank_threads": record.rank_threads, "rank_memory": record.rank_memory, "effects": effects,
+            "rank_threads": record.rank_threads, "rank_memory": record.rank_memory, "job_memory": record.job_memory, "effects": effects,
             "report": record.report, "then": self.then, "warnings": record.warnings, "notes": self.notes,
         })
     }
@@ -113,6 +113,10 @@ impl fmt::Display for Plan {
         for (rank, all) in record.rank_memory.iter().enumerate() {
             let (of, memory) = (of(rank, record.rank_memory.len()), memory(all, " "));
             writeln!(f, "{of}: memory{memory}")?;
+        }
+        if !record.job_memory.is_empty() {
+            let memory = memory(&record.job_memory, " ");
+            writeln!(f, "all clients of the job: memory{memory}")?;
         }
         for (n, effect) in self.effects.iter().enumerate() {
             writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;

@@ -3,6 +3,7 @@
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
 use batch::Part;
+use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
@@ -80,6 +81,22 @@ impl Draft<'_> {
             rank_threads,
             rank_memory,
         })
+    }
+
+    /// What the job's clients may hold together: its user's number, or `auto` on GPUs that jobs
+    /// share. There a client has less than the job's part if tasks meet, or under a ceiling.
+    pub fn job_memory(&self, limits: &Limits) -> Memory {
+        match (&self.filled.memory, self.part) {
+            _ if self.settings.memory_over_limit == MemoryOverLimit::Ignore => Vec::new(),
+            (Some(MemoryLimit::Job(_)), _) => limits.memory.clone(),
+            (Some(MemoryLimit::Auto), Some(part)) if self.shared => {
+                let of = |total: u64| total * u64::from(part.own) / u64::from(part.all.max(1));
+                let gpus = self.gpus.iter();
+                gpus.filter_map(|gpu| Some((gpu.uuid.clone(), of(gpu.memory_mib?))))
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The most that the site lets a client have, as the limits of a daemon that several jobs
@@ -191,7 +208,14 @@ impl Draft<'_> {
             (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
             (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
             (Some(MemoryLimit::Auto), _) => even(self.auto_parts(Key::Mem)?)?,
-            (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
+            (Some(MemoryLimit::Job(_)), _)
+                if self.request.memory.is_some()
+                    && self.settings.memory_over_limit == MemoryOverLimit::Ignore =>
+            {
+                let why = "this site does not watch the memory of a job's clients";
+                return Err(self.refuse(Key::Mem, why, "a limit of each client, as in 4G"));
+            }
+            (Some(MemoryLimit::Uniform(amount) | MemoryLimit::Job(amount)), _) => all(*amount)?,
             (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
             (Some(MemoryLimit::PerRank(list)), _) => {
                 let ranks = list.iter().map(|amount| all(*amount));
@@ -373,9 +397,17 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        Ok(format!("{threads} {memory:?} {}", ranks.join(":"))
-            .trim_end()
-            .to_owned())
+        let together = draft.job_memory(&limits);
+        let together: Vec<u64> = together.iter().map(|(_, mib)| *mib).collect();
+        let together = match &together[..] {
+            [] => String::new(),
+            together => format!("together {together:?}"),
+        };
+        Ok(
+            format!("{threads} {memory:?} {}{together}", ranks.join(":"))
+                .trim_end()
+                .to_owned(),
+        )
     }
 
     #[test]
@@ -429,6 +461,53 @@ mod tests {
                 "{account}"
             );
         }
+    }
+
+    #[test]
+    fn a_jobs_own_sum_is_each_clients_limit_too_and_no_other_limit_is_a_sum() {
+        let of = |config: &str, account: &str| limits(config, account, &[81_920, 4_096], Some(4));
+        assert_eq!(
+            of("", "MPS=on,MPS_MEM=job=50%").as_deref(),
+            Ok("all [40960, 2048] together [40960, 2048]")
+        );
+        let site = "[defaults]\nmem = \"job=99G\"\n[ceilings]\nmem = \"10G\"";
+        assert_eq!(
+            of(site, "MPS=on").as_deref(),
+            Ok("all [10240, 4096] together [10240, 4096]")
+        );
+        let refusal = of(site, "MPS=on,MPS_MEM=job=11G").unwrap_err();
+        assert!(refusal.ends_with("allowed: at most 10G"), "{refusal}");
+        let ignores = "memory_over_limit = \"ignore\"\n";
+        let refusal = of(ignores, "MPS=on,MPS_MEM=job=4G").unwrap_err();
+        assert!(refusal.contains("does not watch"), "{refusal}");
+        let by_default = format!("{ignores}[defaults]\nmem = \"job=1G\"");
+        assert_eq!(of(&by_default, "MPS=on").as_deref(), Ok("all [1024, 1024]"));
+        for account in [
+            "MPS_MEM=4G",
+            "MPS_MEM=auto",
+            "MPS_MEM=2G:4G",
+            "MPS_REPLICAS=4",
+        ] {
+            let told = of("", &format!("MPS=on,{account}")).unwrap();
+            assert!(!told.contains("together"), "{account}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_jobs_part_of_a_shared_gpu_is_its_clients_together() {
+        let part = Part {
+            own: 4,
+            all: 16,
+            of_threads: false,
+        };
+        let of = |config: &str, account: &str| {
+            limits_of_part(Some(part), config, account, &[81_920], Some(2)).unwrap()
+        };
+        let auto = "MPS=on,MPS_MEM=auto";
+        assert_eq!(of("", auto), "all [10240] together [20480]");
+        let ceiling = "[ceilings]\nmem = \"4G\"";
+        assert_eq!(of(ceiling, auto), "all [4096] together [20480]");
+        assert_eq!(of("", "MPS=on,MPS_MEM=4G"), "all [4096]");
     }
 
     #[test]

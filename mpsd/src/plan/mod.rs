@@ -121,6 +121,11 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         daemons,
         rank_threads: limits.rank_threads(shared),
         rank_memory: limits.rank_memory(shared),
+        // A job that its site brought in runs as it would have run.
+        job_memory: match case.by_site {
+            true => Vec::new(),
+            false => draft.job_memory(&limits),
+        },
         divided: AutoDivisors {
             threads: draft
                 .meeting

@@ -218,14 +218,17 @@ settings! {
         /// A client that holds more GPU memory than its limit: NVIDIA's limit only binds programs
         /// that cooperate. "log": a line in the job's own log. "terminate": also terminate_client.
         /// "ignore": no check, and no memory in the job's report. mpsd checks every second while
-        /// the job has clients, and every ten seconds if the job has no memory limit.
+        /// the job has clients, and every ten seconds if the job has no memory limit. The same for
+        /// a job's clients together (mem "job=24G", or "auto" on a GPU that jobs share), of which
+        /// the youngest is terminated.
         memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
     }
 
     /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70";
-    /// mem "4G", "25%", "auto"; bind "auto", "none", "block", "cyclic", "closest". Not set: no
-    /// limit, bind "auto". report says what a job's output tells at its end: true: a paragraph;
-    /// false: nothing; not set: one line (clients at once, use of the GPUs, 'mpsctl report JOB').
+    /// mem "4G", "25%", "auto", "job=24G"; bind "auto", "none", "block", "cyclic", "closest". Not
+    /// set: no limit, bind "auto". report says what a job's output tells at its end: true: a
+    /// paragraph; false: nothing; not set: one line (clients at once, use of the GPUs, 'mpsctl
+    /// report JOB').
     Defaults [defaults] {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
         /// "auto": MPS if the job has more tasks on the node than GPUs, or a GPU that jobs share;

@@ -92,6 +92,8 @@ fn account_tokens_have_a_canonical_form() {
         MPS_THREADS=12.59,MPS=on                   -> MPS=per-node,MPS_THREADS=12.5
         MPS=on,MPS_MEM=gpu-200B4359-5562=1G        -> MPS=per-node,MPS_MEM=GPU-200b4359-5562=1G
         MPS=Auto,MPS_MEM=4G                        -> MPS=auto,MPS_MEM=4G
+        MPS=on,MPS_MEM=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
+        MPS=on,MPS_MEM=Job=25%,mps_mem=JOB=25%     -> MPS=per-node,MPS_MEM=job=25%
         MPS=per-gpu,MPS_BIND=closest               -> MPS=per-gpu,MPS_BIND=closest";
     assert_read(Syntax::Account, |text| Request::from_account(text), table);
     let lines = account("MPS=on\nMPS_THREADS=5");
@@ -120,6 +122,10 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_MEM=3X           -> MPS_MEM=3X: unknown unit; allowed: {memory}
         MPS=on,MPS_MEM=0=4G:2G      -> MPS_MEM=0=4G:2G: names a GPU for some limits only; allowed: {memory}
         MPS=on,MPS_MEM=0=4G:00=2G   -> MPS_MEM=0=4G:00=2G: names GPU 0 twice; allowed: {memory}
+        MPS=on,MPS_MEM=job=         -> MPS_MEM=job=: not a plain decimal number with a unit; allowed: {memory}
+        MPS=on,MPS_MEM=job=auto     -> MPS_MEM=job=auto: not a plain decimal number with a unit; allowed: {memory}
+        MPS=on,MPS_MEM=job=4G:0=2G  -> MPS_MEM=job=4G:0=2G: unknown unit; allowed: {memory}
+        MPS=on,MPS_MEM=job:4G       -> MPS_MEM=job:4G: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=0=auto       -> MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=MIX-77=4G    -> MPS_MEM=MIX-77=4G: names no GPU; allowed: the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)
         MPS=on,MPS_REPLICAS=0       -> MPS_REPLICAS=0: below 1; allowed: {replicas}
@@ -244,6 +250,7 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps=(null)                   -> MPS=per-node
         mps=                         -> MPS=per-node
         mps=per_gpu mps-threads=30,70    -> MPS=per-gpu,MPS_THREADS=30:70
+        mps-mem=job=24G mps              -> MPS=per-node,MPS_MEM=job=24G
         mps-mem=0=4G,1=2G:2=1G mps       -> MPS=per-node,MPS_MEM=0=4G:1=2G:2=1G
         mps mps-verify=(null)            -> MPS=per-node,MPS_VERIFY=on
         mps-verify mps                   -> MPS=per-node,MPS_VERIFY=on
@@ -286,6 +293,7 @@ fn the_resource_speaks_the_same_words() {
     let table = "
         on                                 -> MPS=per-node
         on+threads=25+mem=4G               -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
+        on+mem=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         mem=0=4G:1=2G+per-gpu              -> MPS=per-gpu,MPS_MEM=0=4G:1=2G
         mps=on+MPS_THREADS=25+mps-verify=1 -> MPS=per-node,MPS_THREADS=25,MPS_VERIFY=on
         off                                -> MPS=off

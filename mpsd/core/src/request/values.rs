@@ -104,11 +104,14 @@ pub enum MemoryLimit {
     PerRank(Vec<Amount>),
     #[display("{}", joined(_0.iter().map(|(gpu, amount)| format!("{gpu}={amount}"))))]
     PerGpu(Vec<(GpuSelector, Amount)>),
+    /// For the job's clients on a GPU together, and so for each of them.
+    #[display("job={_0}")]
+    Job(Amount),
 }
 
 impl MemoryLimit {
-    pub const ALLOWED: &'static str =
-        "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; by GPU such as 0=4G:1=2G";
+    pub const ALLOWED: &'static str = "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; by GPU such as 0=4G:1=2G; \
+         for all clients of the job together job=24G";
 
     fn per_gpu(text: &str) -> Result<Self, Invalid> {
         let mut limits: Vec<(GpuSelector, Amount)> = Vec::new();
@@ -134,6 +137,12 @@ impl FromStr for MemoryLimit {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         if word(text) == "auto" {
             return Ok(MemoryLimit::Auto);
+        }
+        if let Some((name, amount)) = text.split_once('=')
+            && word(name) == "job"
+        {
+            let amount = amount.parse().map(MemoryLimit::Job);
+            return amount.map_err(|invalid: Invalid| invalid.within(Self::ALLOWED));
         }
         if text.contains('=') {
             return Self::per_gpu(text);

@@ -113,6 +113,12 @@ pub struct GpuStatus {
     pub uuid: GpuUuid,
     /// The job's clients on it; `None`: not known.
     pub clients: Option<Vec<ClientStatus>>,
+    /// What the job's clients may hold together, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_limit_mib: Option<u64>,
+    /// What they hold, if they have such a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_held_mib: Option<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -179,6 +185,10 @@ impl JobStatus {
     fn add_limits(&mut self, record: &Record) {
         self.rank_threads.clone_from(&record.rank_threads);
         self.rank_memory.clone_from(&record.rank_memory);
+        for gpu in &mut self.gpus {
+            let mut limits = record.job_memory.iter();
+            gpu.job_limit_mib = limits.find(|(of, _)| *of == gpu.uuid).map(|(_, mib)| *mib);
+        }
     }
 
     fn new(job: &JobId, uid: u32, gpus: &[RecordGpu], daemons: &[Daemon]) -> Self {
@@ -191,6 +201,8 @@ impl JobStatus {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             clients: None,
+            job_limit_mib: None,
+            job_held_mib: None,
         };
         Self {
             job: job.clone(),
@@ -273,6 +285,16 @@ impl JobStatus {
             let mut clients: Vec<ClientStatus> =
                 answer.clients.iter().filter(is_here).map(status).collect();
             clients.sort_by_key(|client| (client.rank, client.pid));
+            let whole = self.job.whole();
+            let is_jobs = |client: &&ClientStatus| {
+                !self.shared || client.job.as_deref() == Some(whole.as_str())
+            };
+            let held = clients
+                .iter()
+                .filter(is_jobs)
+                .filter_map(|client| client.memory);
+            let held = held.sum::<u64>() >> 20;
+            gpu.job_held_mib = gpu.job_limit_mib.map(|_| held);
             gpu.clients = Some(clients);
         }
         let is_known = self.gpus.iter().all(|gpu| gpu.clients.is_some());
@@ -433,6 +455,29 @@ pub(super) mod tests {
             serde_json::json!([json["rank_threads"], json["rank_memory"]]),
             expected
         );
+    }
+
+    #[test]
+    fn what_a_jobs_clients_hold_together_leaves_out_other_jobs_of_a_shared_mps() {
+        let tasks = [(100, "7"), (101, "8"), (102, "7")].map(|(pid, job)| Task {
+            pid,
+            rank: None,
+            command: String::new(),
+            job: Some(job.to_owned()),
+        });
+        let held = |shared, limit| {
+            let mut status = status();
+            status.shared = shared;
+            status.gpus[0].job_limit_mib = limit;
+            let clients = [100, 101, 102].map(|pid| (pid, Some(0)));
+            let lists = [100, 101, 102].map(|pid| process(pid, 512, true)).to_vec();
+            let lists = [(gpu(0), lists)].into_iter().collect();
+            status.add_answers(&[Ok(answer(&clients))], &lists, &tasks);
+            status.gpus[0].job_held_mib
+        };
+        let all = [(true, Some(1)), (false, Some(1)), (true, None)];
+        let all = all.map(|(shared, limit)| held(shared, limit));
+        assert_eq!(all, [Some(1024), Some(1536), None]);
     }
 
     #[test]

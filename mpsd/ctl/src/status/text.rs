@@ -45,7 +45,8 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
         let rows = status.gpus.iter().flat_map(of_gpu);
         let rows = [head].into_iter().chain(rows);
         lines.extend(rows.map(|row| cut(row, width)));
-        lines.extend(idle(status).iter().flat_map(fit));
+        let after = status.gpus.iter().filter_map(together).chain(idle(status));
+        lines.extend(after.collect::<Vec<_>>().iter().flat_map(fit));
     }
     lines
 }
@@ -113,6 +114,14 @@ fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
             clients.iter().map(line).collect()
         }
     }
+}
+
+fn together(gpu: &GpuStatus) -> Option<String> {
+    let (held, limit) = (gpu.job_held_mib?, gpu.job_limit_mib?);
+    let index = gpu.index;
+    Some(format!(
+        "{index:>5}  all clients of this job: {held}M of {limit}M"
+    ))
 }
 
 fn client_line(index: u32, client: &ClientStatus, shared: bool) -> String {
@@ -218,6 +227,8 @@ job 7 of alice: MPS is up (a reason)
         status.daemons[0].limits[0].asked = None;
         status.rank_threads = vec!["25".parse().unwrap(), "12.5".parse().unwrap()];
         status.rank_memory = vec![vec![(gpu(0), 4096)]];
+        status.gpus[0].job_limit_mib = Some(8192);
+        status.gpus[0].job_held_mib = Some(512);
         let text = lines(&status, None).join("\n");
         for line in [
             "  shared with the user's jobs 8, 9",
@@ -226,6 +237,7 @@ job 7 of alice: MPS is up (a reason)
             "  each of this job's tasks: 4096M",
             "  GPU     PID  RANK  MEMORY  JOB       COMMAND",
             "    0    4711     3    512M  7         ./a-program with-a-long-name",
+            "    0  all clients of this job: 512M of 8192M",
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
