@@ -11,6 +11,7 @@ mod job;
 mod load;
 mod look;
 mod many;
+mod memory;
 mod mig;
 mod pack;
 mod programs;
@@ -100,7 +101,8 @@ shared       | shared       | 1       | Jobs of a user on one GPU with shards: O
 pack         | pack         | 1       | 'mpsctl pack': 64 OpenMM commands of unlike length on all GPUs of the machine, -n auto \
                                   against fixed numbers (5 minutes)
 report       | report       | 1       | Reports of wasteful jobs and of a good one, what their advice brings, and what measuring \
-                                  costs (4 minutes)";
+                                  costs (4 minutes)
+memory       | memory       | 1       | A job of three clients over its memory together, in an MPS that another job shares (1 minute)";
 const ALL: &str = "all";
 
 type Act = fn(&mut Section, &Run) -> Result<()>;
@@ -127,6 +129,7 @@ fn act(part: &str) -> Option<Act> {
         "shared" => shared::run,
         "pack" => pack::run,
         "report" => report::run,
+        "memory" => memory::run,
         _ => return None,
     })
 }

@@ -114,17 +114,23 @@ fn lives(
 
 /// Does `work` in a cgroup beside those of Slurm's jobs.
 fn in_cgroup<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let group = Path::new("/sys/fs/cgroup/system.slice/mpsd.service/by-hand");
+    fs::create_dir_all(group)?;
+    let done = within(group, work)?;
+    fs::remove_dir(group)?;
+    Ok(done)
+}
+
+/// Does `work` in this cgroup.
+pub fn within<T>(group: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
     let own = own.lines().find_map(|line| line.strip_prefix("0::"));
     let root = Path::new("/sys/fs/cgroup");
     let own = root.join(own.context("no cgroup v2")?.trim_start_matches('/'));
-    let group = root.join("system.slice/mpsd.service/by-hand");
-    fs::create_dir_all(&group)?;
     let enter = |group: &Path| fs::write(group.join("cgroup.procs"), "0");
-    enter(&group)?;
+    enter(group)?;
     let done = work();
     enter(&own)?;
-    fs::remove_dir(&group)?;
     done
 }
 
