@@ -125,7 +125,7 @@ impl Observer {
         let jobs = JobsOfClients {
             known: clients.iter().filter_map(job).collect(),
             paths: Paths::new(std::path::Path::new(""), ""),
-            members: PathBuf::new(),
+            sharers: PathBuf::new(),
         };
         Self {
             jobs: Some(jobs),
