@@ -436,7 +436,7 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
         format!("mpsd_job_memory_limit_bytes{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}}")
     };
     metrics.prints(format!("{} 4294967296\n", of(jobs[0])));
-    metrics.lacks(&of(jobs[1]));
+    metrics.lacks(of(jobs[1]));
     let living = within.iter().chain([&beside]);
     assert!(living.into_iter().all(|client| look::alive(client.pid())));
     drop((within, beside));
