@@ -105,7 +105,7 @@ fn beside_another(section: &mut Section, run: &Run, cgroups: &Path) -> Result<()
         "",
         PROGRAM,
     )?;
-    let has_none = !report.stdout.contains("together");
+    let has_none = !report.stdout.contains("that they may together");
     section.check("the other job's report has none", has_none, report.stdout);
     Ok(())
 }

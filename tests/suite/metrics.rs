@@ -286,7 +286,7 @@ fn names(text: &str) -> BTreeSet<&str> {
 /// A job with two clients, and the page once the driver has counted for it.
 fn counted(job: &str) -> (Place, Samples) {
     let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
-    let place = Place::with_job(node, "", job, "MPS=true,MPS_MEM=4G", "0");
+    let place = Place::with_job(node, "", job, "MPS=true,MPS_MEM=job=4G", "0");
     let clients = [(); 2].map(|()| place.attached(job, &["--hold", "60", "--busy"], &[]));
     let mut now = Samples::new();
     eventually("two looks", || {
