@@ -69,7 +69,7 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 const MACHINES: [&[(&str, &str)]; 3] = [
     &[(
         "slurm",
-        "shared:: leftovers:: seen:: auto_shards_confined:: devices_reversed::",
+        "shared:: leftovers:: auto_shards_confined:: devices_reversed::",
     )],
     &[("slurm", "shared_cgroups:: shared_sluids:: memory_cgroup::")],
     &[
