@@ -34,7 +34,7 @@ pub struct Observations {
     pub pids: Vec<i32>,
     /// What the checks of the GPUs showed; empty: there was no check.
     pub gpus: Vec<GpuObservations>,
-    /// The jobs whose clients have a limit together.
+    /// The memory of each job that has a limit for all its clients.
     pub jobs: Vec<JobMemory>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,

@@ -185,8 +185,16 @@ pub struct Record {
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
 pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    let mut limits = daemons.iter().flat_map(|daemon| &daemon.memory);
-    limits.find(|(uuid, _)| uuid == gpu).map(|(_, mib)| *mib)
+    limit_on(daemons.iter().flat_map(|daemon| &daemon.memory), gpu)
+}
+
+/// The limit for `gpu`, MiB.
+pub fn limit_on<'l>(
+    limits: impl IntoIterator<Item = &'l (GpuUuid, u64)>,
+    gpu: &GpuUuid,
+) -> Option<u64> {
+    let mut limits = limits.into_iter();
+    limits.find(|(of, _)| of == gpu).map(|(_, mib)| *mib)
 }
 
 impl Record {

@@ -197,7 +197,7 @@ impl Caller<'_> {
         record.warnings.iter().cloned().chain(advice).collect()
     }
 
-    /// The script of a job whose first process starts, if its begin came too early for it.
+    /// The job's batch script, for its first process: OpenPBS sends it after the job has begun.
     fn late_script(&self, record: &Record) -> Option<String> {
         let site = || Site::of(&self.settings().0);
         self.first.then(|| late_script(&record.job, &site()))?

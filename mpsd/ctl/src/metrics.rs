@@ -239,8 +239,7 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
         let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
-        let limit = together.iter().find(|(of, _)| of == uuid);
-        add(JOB_LIMIT, &[], limit.map(|(_, mib)| bytes(*mib)));
+        add(JOB_LIMIT, &[], record::limit_on(&together, uuid).map(bytes));
         let Some(seen) = &seen else { continue };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
         let part = |percent: Option<u8>| percent.map(|n| (f64::from(n) / 100.0).to_string());

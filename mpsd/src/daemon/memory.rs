@@ -61,7 +61,7 @@ impl JobLimits {
         let is_its = |sharer: &JobId| job.is_some_and(|job| sharer.belongs_to(job));
         let hides = !self.0.iter().any(|(sharer, ..)| is_its(sharer));
         let sharers = self.0.iter().filter(|(sharer, ..)| hides || is_its(sharer));
-        let limits = sharers.map(|(_, limits, _)| on(limits, gpu));
+        let limits = sharers.map(|(_, limits, _)| record::limit_on(limits, gpu));
         limits.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 
@@ -69,12 +69,8 @@ impl JobLimits {
     /// client's cgroup tells the job alone.
     fn together(&self, job: &JobId, gpu: &GpuUuid) -> Option<u64> {
         let members = self.0.iter().filter(|(member, ..)| member.whole() == *job);
-        members.map(|(.., all)| on(all, gpu)).sum()
+        members.map(|(.., all)| record::limit_on(all, gpu)).sum()
     }
-}
-
-fn on(limits: &[(GpuUuid, u64)], gpu: &GpuUuid) -> Option<u64> {
-    limits.iter().find(|(of, _)| of == gpu).map(|(_, mib)| *mib)
 }
 
 fn highest(ranks: &[Vec<(GpuUuid, u64)>]) -> Vec<(GpuUuid, u64)> {

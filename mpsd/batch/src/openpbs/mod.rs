@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const MOST_ENV_FILE: usize = 64 << 10;
-/// What the name of a vnode of ours has between its host and the GPU.
+/// Our vnodes are named `HOST[GPU-UUID]`: this stands between the host and the rest of the UUID.
 pub const VNODE: &str = "[GPU-";
 const SHARES: &str = "mps_shares=";
 

@@ -83,7 +83,7 @@ impl Installation {
         host.run(&self.program(name, host)?, arguments, &[], deadline)
     }
 
-    /// The same as the user nobody.
+    /// [`Self::run`], but the command runs as the user nobody.
     pub fn run_as_nobody(
         &self,
         name: &str,

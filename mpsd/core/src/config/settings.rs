@@ -218,9 +218,9 @@ settings! {
         /// A client that holds more GPU memory than its limit: NVIDIA's limit only binds programs
         /// that cooperate. "log": a line in the job's own log. "terminate": also terminate_client.
         /// "ignore": no check, and no memory in the job's report. mpsd checks every second while
-        /// the job has clients, and every ten seconds if the job has no memory limit. The same for
-        /// a job's clients together (mem "job=24G", or "auto" on a GPU that jobs share), of which
-        /// the youngest is terminated.
+        /// the job has clients, and every ten seconds if the job has no memory limit. It checks the
+        /// limit of a whole job in the same way (mem "job=24G", or "auto" on a shared GPU). Above
+        /// that limit, "terminate" ends the job's youngest client.
         memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
     }
 

@@ -7,7 +7,7 @@ use mpsd::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
 use mpsd::job::Journal;
 use mpsd::node::tasks::Task;
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
+use mpsd_core::record::{self, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
 use mpsd_core::{GpuUuid, JobId, Percent};
 use serde::{Serialize, Serializer};
@@ -186,8 +186,7 @@ impl JobStatus {
         self.rank_threads.clone_from(&record.rank_threads);
         self.rank_memory.clone_from(&record.rank_memory);
         for gpu in &mut self.gpus {
-            let mut limits = record.job_memory.iter();
-            gpu.job_limit_mib = limits.find(|(of, _)| *of == gpu.uuid).map(|(_, mib)| *mib);
+            gpu.job_limit_mib = record::limit_on(&record.job_memory, &gpu.uuid);
         }
     }
 
