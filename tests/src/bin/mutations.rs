@@ -1,0 +1,229 @@
+//! `cargo run -p tests --bin mutations [-- WORD...]`: which tests notice a fault in the product?
+//!
+//! Each row of `tests/mutations.toml` is one fault. All rows are built at once into a copy of the
+//! checkout, each behind a number: rebuilding for each would take hours. The number is in a file,
+//! because the programs of a node have no variables of ours. Words choose rows by their text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+
+const ROWS: &str = "tests/mutations.toml";
+
+/// Longest time for the tests of one mutation: one that hangs is noticed, too.
+const LONGEST: Duration = Duration::from_secs(900);
+
+#[derive(clap::Parser)]
+struct Options {
+    /// Build the mutations and run none
+    #[arg(long)]
+    build: bool,
+    /// Run the rows that have one of these words in their file, text or tests
+    words: Vec<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct Rows {
+    mutation: Vec<Mutation>,
+}
+
+#[derive(serde::Deserialize)]
+struct Mutation {
+    /// What is wrong then.
+    what: String,
+    file: String,
+    /// An expression or statements, once in the file.
+    old: String,
+    new: String,
+    /// The words of `cargo test --workspace` that could notice, one command each.
+    tests: Vec<String>,
+}
+
+impl Mutation {
+    /// An expression stays one; statements are put into a block.
+    fn switched(&self, number: usize) -> String {
+        let (old, new) = (self.old.trim_end(), self.new.trim_end());
+        let switched = format!("if mutated({number}) {{ {new} }} else {{ {old} }}");
+        match old.ends_with([';', '}']) {
+            true => switched,
+            false => format!("({switched})"),
+        }
+    }
+
+    fn has_word(&self, words: &[String]) -> bool {
+        let texts = [&self.what, &self.file].into_iter().chain(&self.tests);
+        let mut texts = texts.flat_map(|text| words.iter().map(move |word| text.contains(word)));
+        words.is_empty() || texts.any(|found| found)
+    }
+}
+
+/// A copy of the checkout with all mutations, and the file that switches one on.
+struct Tree {
+    root: PathBuf,
+    switch: PathBuf,
+}
+
+impl Tree {
+    fn of(checkout: &Path) -> Result<Self> {
+        let root = checkout.join("target/mutations");
+        fs::create_dir_all(&root)?;
+        // Where a job's user, too, can read it.
+        let name = root.display().to_string().replace('/', "-");
+        let switch = Path::new("/var/tmp").join(format!("mutation{name}"));
+        Ok(Self { root, switch })
+    }
+
+    fn write(&self, checkout: &Path, rows: &[Mutation]) -> Result<()> {
+        let listed = "ls-files --cached --others --exclude-standard";
+        let listed = output(
+            Command::new("git")
+                .args(listed.split(' '))
+                .current_dir(checkout),
+        )?;
+        let mut mutated: BTreeMap<&str, String> = BTreeMap::new();
+        for (index, row) in rows.iter().enumerate() {
+            let text = match mutated.remove(row.file.as_str()) {
+                Some(text) => text,
+                None => fs::read_to_string(checkout.join(&row.file))
+                    .with_context(|| format!("cannot read '{}'", row.file))?,
+            };
+            let found = text.matches(&row.old).count();
+            let (file, what) = (&row.file, &row.what);
+            ensure!(found == 1, "{file}: '{what}': {found} places, not 1");
+            let text = text.replacen(&row.old, &row.switched(index + 1), 1);
+            mutated.insert(&row.file, text);
+        }
+        for text in mutated.values_mut() {
+            text.push_str(&self.function());
+        }
+        for file in listed.lines() {
+            let text = match mutated.remove(file) {
+                Some(text) => text.into_bytes(),
+                None => match fs::read(checkout.join(file)) {
+                    Ok(bytes) => bytes,
+                    Err(_) => continue,
+                },
+            };
+            let copy = self.root.join(file);
+            // What is the same stays, so that cargo builds only what is not.
+            if fs::read(&copy).is_ok_and(|there| there == text) {
+                continue;
+            }
+            fs::create_dir_all(copy.parent().context("no folder")?)?;
+            fs::write(&copy, text)?;
+            let mode = fs::metadata(checkout.join(file))?.permissions().mode();
+            fs::set_permissions(&copy, fs::Permissions::from_mode(mode))?;
+        }
+        Ok(())
+    }
+
+    fn function(&self) -> String {
+        format!(
+            "\nfn mutated(number: u32) -> bool {{
+    static ON: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    let read = || std::fs::read_to_string({:?}).ok()?.trim().parse().ok();
+    *ON.get_or_init(|| read().unwrap_or_default()) == number
+}}\n",
+            self.switch
+        )
+    }
+
+    fn build(&self) -> Result<()> {
+        let words = "build --workspace --all-targets";
+        let built = self.cargo(words).status()?;
+        ensure!(built.success(), "the mutations cannot be built");
+        Ok(())
+    }
+
+    fn cargo(&self, words: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(format!("{}", LONGEST.as_secs())).arg("cargo");
+        command.args(words.split_whitespace());
+        command.current_dir(&self.root);
+        command.env("CARGO_TARGET_DIR", self.root.join("target"));
+        command
+    }
+
+    /// The tests that fail with mutation `number`; 0 is none.
+    fn failures(&self, number: usize, tests: &str) -> Result<BTreeSet<String>> {
+        fs::write(&self.switch, number.to_string())?;
+        let mut command = self.cargo(&format!("test --no-fail-fast --workspace {tests}"));
+        let done = command.output()?;
+        let printed = String::from_utf8_lossy(&done.stdout);
+        let failed = printed.lines().filter_map(|line| {
+            let (name, _) = line.strip_prefix("test ")?.split_once(" ... FAILED")?;
+            Some(name.to_owned())
+        });
+        let mut failed: BTreeSet<String> = failed.collect();
+        if !done.status.success() && failed.is_empty() {
+            ensure!(number > 0, "'cargo test {tests}' ends with {}", done.status);
+            failed.insert(format!("'{tests}' ends with {}", done.status));
+        }
+        // A word that names no test would let every mutation survive.
+        let ran = printed.lines().any(|line| line.starts_with("test "));
+        ensure!(number > 0 || ran, "'cargo test {tests}' runs no test");
+        Ok(failed)
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.switch);
+    }
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let done = command.output()?;
+    ensure!(done.status.success(), "{command:?} failed");
+    Ok(String::from_utf8(done.stdout)?)
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let checkout = std::env::current_dir()?;
+    let rows: Rows = toml::from_str(&fs::read_to_string(ROWS)?)?;
+    let tree = Tree::of(&checkout)?;
+    tree.write(&checkout, &rows.mutation)?;
+    tree.build()?;
+    if options.build {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut unmutated = BTreeMap::new();
+    let mut survivors = 0;
+    for (index, row) in rows.mutation.iter().enumerate() {
+        if !row.has_word(&options.words) {
+            continue;
+        }
+        let started = Instant::now();
+        let mut noticed = BTreeSet::new();
+        for tests in &row.tests {
+            if !unmutated.contains_key(tests) {
+                unmutated.insert(tests, tree.failures(0, tests)?);
+            }
+            let failed = tree.failures(index + 1, tests)?;
+            noticed.extend(failed.difference(&unmutated[tests]).cloned());
+        }
+        survivors += usize::from(noticed.is_empty());
+        let noticed: Vec<_> = noticed.into_iter().collect();
+        let verdict = match noticed.is_empty() {
+            true => "SURVIVED".to_owned(),
+            false => noticed.join(" "),
+        };
+        let (number, seconds) = (index + 1, started.elapsed().as_secs());
+        println!(
+            "{number} {}: {} ({seconds} s)\n    {verdict}",
+            row.file, row.what
+        );
+    }
+    println!("{survivors} survived");
+    Ok(match survivors {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
