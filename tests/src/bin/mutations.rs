@@ -1,8 +1,9 @@
 //! `cargo run -p tests --bin mutations [-- WORD...]`: which tests notice a fault in the product?
 //!
-//! Each row of `tests/mutations.toml` is one fault. All rows are built at once into a copy of the
-//! checkout, each behind a number: rebuilding for each would take hours. The number is in a file,
-//! because the programs of a node have no variables of ours. Words choose rows by their text.
+//! Each row of `tests/mutations.toml` is one fault, and so is each condition of the files that it
+//! lists, turned round. All are built at once into a copy of the checkout, each behind a number:
+//! building each alone would take hours. The number is in a file, because the programs of a node
+//! have no variables of ours. Words choose faults by their text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,6 +25,9 @@ struct Options {
     /// Build the mutations and run none
     #[arg(long)]
     build: bool,
+    /// Run all tests of a fault, not only until a command has noticed it
+    #[arg(long)]
+    all: bool,
     /// Run the rows that have one of these words in their file, text or tests
     words: Vec<String>,
 }
@@ -31,6 +35,35 @@ struct Options {
 #[derive(serde::Deserialize)]
 struct Rows {
     mutation: Vec<Mutation>,
+    conditions: Vec<Conditions>,
+}
+
+/// Each `if` in the files of a folder that is on one line, has no `let`, and is once in its file.
+#[derive(serde::Deserialize)]
+struct Conditions {
+    folder: String,
+    tests: Vec<String>,
+}
+
+impl Conditions {
+    fn mutations(&self, file: &str, text: &str) -> Vec<Mutation> {
+        let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = product.lines().filter_map(|line| {
+            let at = line.find("if ").filter(|_| line.ends_with(" {"))?;
+            let head = line[..at].trim();
+            let old = &line[at..];
+            let fits = head.is_empty() || head == "} else";
+            let fits = fits && !old.contains("let ") && text.matches(old).count() == 1;
+            fits.then(|| Mutation {
+                what: format!("the other way round: {}", old.trim_end_matches(" {")),
+                file: file.to_owned(),
+                old: old.to_owned(),
+                new: String::new(),
+                tests: self.tests.clone(),
+            })
+        });
+        lines.collect()
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -38,10 +71,11 @@ struct Mutation {
     /// What is wrong then.
     what: String,
     file: String,
-    /// An expression or statements, once in the file.
+    /// An expression or statements, once in the file; `if CONDITION {` is turned round.
     old: String,
+    #[serde(default)]
     new: String,
-    /// The words of `cargo test --workspace` that could notice, one command each.
+    /// The words of `cargo test` that could notice, one command each, the quickest first.
     tests: Vec<String>,
 }
 
@@ -49,6 +83,12 @@ impl Mutation {
     /// An expression stays one; statements are put into a block.
     fn switched(&self, number: usize) -> String {
         let (old, new) = (self.old.trim_end(), self.new.trim_end());
+        let condition = old
+            .strip_prefix("if ")
+            .and_then(|old| old.strip_suffix(" {"));
+        if let Some(condition) = condition {
+            return format!("if mutated({number}) != ({condition}) {{");
+        }
         let switched = format!("if mutated({number}) {{ {new} }} else {{ {old} }}");
         match old.ends_with([';', '}']) {
             true => switched,
@@ -79,13 +119,7 @@ impl Tree {
         Ok(Self { root, switch })
     }
 
-    fn write(&self, checkout: &Path, rows: &[Mutation]) -> Result<()> {
-        let listed = "ls-files --cached --others --exclude-standard";
-        let listed = output(
-            Command::new("git")
-                .args(listed.split(' '))
-                .current_dir(checkout),
-        )?;
+    fn write(&self, checkout: &Path, listed: &str, rows: &[Mutation]) -> Result<()> {
         let mut mutated: BTreeMap<&str, String> = BTreeMap::new();
         for (index, row) in rows.iter().enumerate() {
             let text = match mutated.remove(row.file.as_str()) {
@@ -153,7 +187,7 @@ impl Tree {
     /// The tests that fail with mutation `number`; 0 is none.
     fn failures(&self, number: usize, tests: &str) -> Result<BTreeSet<String>> {
         fs::write(&self.switch, number.to_string())?;
-        let mut command = self.cargo(&format!("test --no-fail-fast --workspace {tests}"));
+        let mut command = self.cargo(&format!("test --no-fail-fast {tests}"));
         let done = command.output()?;
         let printed = String::from_utf8_lossy(&done.stdout);
         let failed = printed.lines().filter_map(|line| {
@@ -184,19 +218,40 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
+/// The rows, and the conditions of the files that no earlier folder has.
+fn rows(listed: &str) -> Result<Vec<Mutation>> {
+    let mut rows: Rows = toml::from_str(&fs::read_to_string(ROWS)?)?;
+    for file in listed
+        .lines()
+        .filter(|file| file.ends_with(".rs") && !file.contains("test"))
+    {
+        let folder = rows
+            .conditions
+            .iter()
+            .find(|one| file.starts_with(&one.folder));
+        if let Some(folder) = folder {
+            rows.mutation
+                .extend(folder.mutations(file, &fs::read_to_string(file)?));
+        }
+    }
+    Ok(rows.mutation)
+}
+
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let checkout = std::env::current_dir()?;
-    let rows: Rows = toml::from_str(&fs::read_to_string(ROWS)?)?;
+    let listed = "ls-files --cached --others --exclude-standard";
+    let listed = output(Command::new("git").args(listed.split(' ')))?;
+    let rows = rows(&listed)?;
     let tree = Tree::of(&checkout)?;
-    tree.write(&checkout, &rows.mutation)?;
+    tree.write(&checkout, &listed, &rows)?;
     tree.build()?;
     if options.build {
         return Ok(ExitCode::SUCCESS);
     }
     let mut unmutated = BTreeMap::new();
     let mut survivors = 0;
-    for (index, row) in rows.mutation.iter().enumerate() {
+    for (index, row) in rows.iter().enumerate() {
         if !row.has_word(&options.words) {
             continue;
         }
@@ -208,6 +263,9 @@ fn main() -> Result<ExitCode> {
             }
             let failed = tree.failures(index + 1, tests)?;
             noticed.extend(failed.difference(&unmutated[tests]).cloned());
+            if !noticed.is_empty() && !options.all {
+                break;
+            }
         }
         survivors += usize::from(noticed.is_empty());
         let noticed: Vec<_> = noticed.into_iter().collect();
