@@ -188,7 +188,7 @@ pub fn files_of_ours(bytes: &[u8]) {
     if let Ok(journal) = Journal::parse(&text) {
         let again = Journal::parse(&journal.to_text().expect("text")).expect("its own text");
         assert_eq!(again, journal);
-        assert!(journal.to_undo().count() <= journal.plan.len());
+        assert!(journal.to_undo().count() <= journal.plan.effects.len());
     }
     let _ = Record::parse(&text);
 }

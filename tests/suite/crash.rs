@@ -507,7 +507,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
         assert_eq!(begun.code, 0, "{begun:?}");
         let world = world.borrow();
         let journal = world.journal(&scenario.id()).expect("a journal");
-        (journal.uid, journal.supervisor)
+        (journal.uid(), journal.supervisor)
     };
     let first = scenario.job().expect("job").user.uid;
     let (uid, supervisor) = begin(first);

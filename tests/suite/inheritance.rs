@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mpsd::job::spec::Spec;
+use mpsd_core::JobId;
 use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast, status_of};
 use tests::stage::{
@@ -90,7 +91,7 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
 fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
     let place = Place::new(fast(1), CONFIG);
     let spec = Spec {
-        job: "87.srv".to_owned(),
+        job: JobId::parse("87.srv").expect("an id"),
         uid: 0,
         control: place.node.control(),
         nvml: String::new(),

@@ -20,7 +20,7 @@ const STRIDE: Duration = Duration::from_micros(150);
 fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
     let text = std::fs::read(place.job(job).join("journal")).ok()?;
     let journal: serde_json::Value = serde_json::from_slice(&text).ok()?;
-    let all = journal["plan"].as_array()?.len();
+    let all = journal["plan"]["effects"].as_array()?.len();
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
 }
 

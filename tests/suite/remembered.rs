@@ -194,7 +194,7 @@ fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
         let points = node.points();
         drop(node);
         let journal = world.borrow().journal(&second.mps_id()).expect("an MPS");
-        assert_eq!(journal.daemons[0].memory[0].1, 143_771 / 4, "{at}");
+        assert_eq!(journal.record().daemons[0].memory[0].1, 143_771 / 4, "{at}");
         let log = world.borrow().log.concat();
         began += usize::from(log.contains("begun for job 2"));
         if at >= points {

@@ -338,7 +338,11 @@ impl Caller<'_> {
         let pipes = changes.iter().filter(|c| c.name == PIPE_DIRECTORY);
         let pipes: Vec<_> = pipes.filter_map(|c| c.value.as_deref()).collect();
         // Each daemon's server follows it.
-        let mut both = journal.daemons.iter().zip(journal.proved.iter().step_by(2));
+        let mut both = journal
+            .record()
+            .daemons
+            .iter()
+            .zip(journal.proved.iter().step_by(2));
         let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
             let pipe = daemon.pipe.to_str();
             pipe.is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()

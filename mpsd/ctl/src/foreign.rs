@@ -46,7 +46,7 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
     let mut node = this_node(settings);
     let names = node.job_directories().unwrap_or_default().into_iter();
     let jobs = names.filter_map(|name| JobId::parse(&name).ok());
-    jobs.filter_map(|job| Some(node.read_journal(&job).ok()??.uid))
+    jobs.filter_map(|job| Some(node.read_journal(&job).ok()??.uid()))
         .collect()
 }
 

@@ -20,7 +20,7 @@ use mpsd_core::advice::RULES;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{self, RecordGpu, RecordRead, memory_limit};
+use mpsd_core::record::{self, RecordGpu, memory_limit};
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
 use mpsd_sys::files::Dir;
 use std::collections::BTreeMap;
@@ -120,8 +120,8 @@ impl NodeStatus {
         }
         let by_sluid = |sluid: &str| {
             let mut journals = journals.iter();
-            let its = journals.find(|journal| journal.sluid.as_deref() == Some(sluid));
-            its.map(|journal| journal.job.whole())
+            let its = journals.find(|journal| journal.record().sluid.as_deref() == Some(sluid));
+            its.map(|journal| journal.job().whole())
         };
         let look = |uid, pids: &[i32]| tasks(uid, pids, &by_sluid);
         let tasks = tasks_of_several_jobs(&journals, &lists, look);
@@ -138,7 +138,7 @@ impl NodeStatus {
         let mut lists = NvmlLists::new();
         for journal in journals {
             node.use_nvml(&journal.nvml);
-            for gpu in &journal.gpus {
+            for gpu in &journal.record().gpus {
                 if lists.contains_key(&gpu.uuid) {
                     continue;
                 }
@@ -173,8 +173,8 @@ fn tasks_of_several_jobs<'a>(
 ) -> TasksByGpu<'a> {
     let mut jobs: BTreeMap<(u32, &GpuUuid), usize> = BTreeMap::new();
     for journal in journals {
-        for gpu in &journal.gpus {
-            *jobs.entry((journal.uid, &gpu.uuid)).or_default() += 1;
+        for gpu in &journal.record().gpus {
+            *jobs.entry((journal.uid(), &gpu.uuid)).or_default() += 1;
         }
     }
     let several = jobs.into_iter().filter(|(_, jobs)| *jobs > 1);
@@ -197,7 +197,9 @@ fn job(
         job.phase = Phase::Ready;
     }
     // In a shared MPS, also those that root has proved for all its jobs.
-    let shared = journal.shared().map(|gpu| JobId::shared(journal.uid, gpu));
+    let shared = journal
+        .shared()
+        .map(|gpu| JobId::shared(journal.uid(), gpu));
     let shared: Vec<JobId> = shared.collect();
     let mut own = node.own(journal);
     for id in &shared {
@@ -222,16 +224,11 @@ type Figure = (&'static str, String, String);
 /// A job in a shared MPS has the limit of its clients together alone.
 fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     let mut all = Vec::new();
-    let seen = node.observations(&journal.job);
-    let record = record::look(&node.job_files(&journal.job).record());
-    let together = match record {
-        Ok(RecordRead::Found(record)) => record.job_memory,
-        _ => Vec::new(),
-    };
-    for RecordGpu { index, uuid, .. } in &journal.gpus {
+    let seen = node.observations(journal.job());
+    for RecordGpu { index, uuid, .. } in &journal.record().gpus {
         let (index, gpu) = (index.to_string(), uuid.as_str());
         let of = [
-            ("jobid", journal.job.as_str()),
+            ("jobid", journal.job().as_str()),
             ("gpu", &index),
             ("uuid", gpu),
         ];
@@ -239,7 +236,11 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
         let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
-        add(JOB_LIMIT, &[], record::limit_on(&together, uuid).map(bytes));
+        add(
+            JOB_LIMIT,
+            &[],
+            record::limit_on(&journal.record().job_memory, uuid).map(bytes),
+        );
         let Some(seen) = &seen else { continue };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
         let part = |percent: Option<u8>| percent.map(|n| (f64::from(n) / 100.0).to_string());
@@ -254,7 +255,7 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
         add(ENERGY, &[], energy.map(thousandths));
         let held = seen.gpus.iter().find(|known| known.uuid == *uuid);
         add(HELD, &[], held.map(|held| bytes(held.most_client_mib)));
-        let limit = memory_limit(&journal.daemons, uuid);
+        let limit = memory_limit(&journal.record().daemons, uuid);
         add(LIMIT, &[], limit.map(bytes));
     }
     all
@@ -269,10 +270,10 @@ fn clients(
     gpu: &GpuUuid,
     list: &[GpuProcess],
 ) -> Vec<ClientStatus> {
-    let several = tasks.get(&(journal.uid, gpu));
+    let several = tasks.get(&(journal.uid(), gpu));
     let says_so = |pid: i32| {
         let mut tasks = several.into_iter().flatten().filter(|task| task.pid == pid);
-        tasks.any(|task| task.job.as_deref() == Some(journal.job.as_str()))
+        tasks.any(|task| task.job.as_deref() == Some(journal.job().as_str()))
     };
     let mut is_client = |process: &&GpuProcess| {
         process.mps_client
@@ -534,11 +535,12 @@ mod tests {
     fn the_tasks_of_a_users_jobs_on_a_gpu_are_looked_at_once_for_all() {
         let recorded = include_str!("../../src/job/recorded/journal-1.json");
         let recorded: Journal = serde_json::from_str(recorded).unwrap();
-        let of = |uid| Journal {
-            uid,
-            ..recorded.clone()
+        let of = |uid| {
+            let mut journal = recorded.clone();
+            journal.plan.record.uid = uid;
+            journal
         };
-        let gpu = &recorded.gpus[0].uuid;
+        let gpu = &recorded.record().gpus[0].uuid;
         let client = GpuProcess {
             pid: 7,
             memory: None,
@@ -553,7 +555,7 @@ mod tests {
         let journals = [of(1), of(2), of(1), of(1)];
         let tasks = tasks_of_several_jobs(&journals, &lists, look);
         assert!(tasks.keys().all(|(uid, _)| *uid == 1));
-        assert_eq!(tasks.len(), recorded.gpus.len());
+        assert_eq!(tasks.len(), recorded.record().gpus.len());
         let looks = looks.into_inner();
         assert_eq!(looks.len(), tasks.len());
         assert!(looks.contains(&(1, vec![7])));

@@ -264,7 +264,7 @@ impl<'a> Run<'a> {
         let named = JobId::parse(name)?;
         let journal = self.node.read_journal(&named)?;
         let job = match &journal {
-            Some(journal) => journal.job.clone(),
+            Some(journal) => journal.job().clone(),
             // A long id is shortened in the directory's name; the record has it whole.
             None => match record::look(&self.settings.paths.job(&named).record()) {
                 Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => {

@@ -50,7 +50,7 @@ impl JobLimits {
         };
         let jobs = match spec.sharers_file() {
             Some(_) => spec.sharers(),
-            None => JobId::parse(&spec.job).into_iter().collect(),
+            None => [spec.job.clone()].into(),
         };
         Self(jobs.into_iter().filter_map(limits).collect())
     }
@@ -384,7 +384,7 @@ mod tests {
         let together = ["7", "8"].map(|name| limits.together(&job(name), &gpu));
         assert_eq!(together, [Some(2048), None]);
         let own = Spec {
-            job: "7".to_owned(),
+            job: JobId::parse("7").unwrap(),
             ..Spec::clone(&spec)
         };
         let own = JobLimits::read(&own).together(&job("7"), &gpu);

@@ -71,8 +71,7 @@ impl OutsideWatch {
 /// A process of the job on `gpu` that is neither a client nor a server of the control daemons
 /// `ours`. Without a cgroup that names its job, its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
-    let job = JobId::parse(&spec.job).ok()?;
-    let paths = spec.paths();
+    let (job, paths) = (&spec.job, spec.paths());
     let record = |job: &JobId| paths.job(job).record();
     let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
     let is_foreign = |process: &Process| {
@@ -80,7 +79,7 @@ fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, Gpu
             .uids()
             .is_some_and(|uids| uids.effective == spec.uid);
         let of = cgroup_name(process).map(|name| name.job(&by_sluid));
-        let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == job || job.belongs_to(&of)));
+        let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == *job || job.belongs_to(&of)));
         let is_server = process
             .stat()
             .is_none_or(|stat| ours.contains(&stat.parent));

@@ -20,7 +20,7 @@ pub fn begun(journal: &Journal) -> Entry {
         "MPS ready for {} on {gpus}{colon}{limits}",
         text::user(&journal.user)
     );
-    let why = journal.auto.clone().map(|why| ("MPSD_WHY", why));
+    let why = journal.record().reason.clone().map(|why| ("MPSD_WHY", why));
     entry(journal, "begin", &line, why.into_iter().collect())
 }
 
@@ -60,9 +60,9 @@ pub fn ended(journal: &Journal, now: u64, as_before: bool) -> Option<Entry> {
 fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, String)>) -> Entry {
     let mut fields = vec![
         ("MPSD_EVENT", event.to_owned()),
-        ("MPSD_JOB", journal.job.to_string()),
+        ("MPSD_JOB", journal.job().to_string()),
         ("MPSD_USER", journal.user.clone()),
-        ("MPSD_UID", journal.uid.to_string()),
+        ("MPSD_UID", journal.uid().to_string()),
         ("MPSD_SCHEDULER", journal.scheduler.to_string()),
         ("MPSD_NODE", journal.node.clone()),
         ("MPSD_BEGAN", journal.began.to_string()),
@@ -71,12 +71,17 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
     let limits = limits(journal).into_iter();
     fields.extend(limits.map(|limits| ("MPSD_LIMITS", limits)));
     fields.extend(more);
-    let line = format!("job {}: {line}", journal.job);
+    let line = format!("job {}: {line}", journal.job());
     Entry { line, fields }
 }
 
 fn limits(journal: &Journal) -> Vec<String> {
-    let mut all: Vec<String> = journal.daemons.iter().filter_map(report::limits).collect();
+    let mut all: Vec<String> = journal
+        .record()
+        .daemons
+        .iter()
+        .filter_map(report::limits)
+        .collect();
     all.dedup();
     all
 }

@@ -149,25 +149,21 @@ fn attempt<N: Node>(
         None => take_over(node, job, when)?,
     };
     let Some(held) = held else { return Ok(None) };
+    let verify = plan.verify.then_some(job.deadline);
+    let journal = Journal {
+        programs: Some(node.programs(&settings.control)),
+        starter: match when {
+            ReturnWhen::Announced => node.own_process(),
+            ReturnWhen::Ready | ReturnWhen::Started => None,
+        },
+        ..Journal::new(job, &settings, plan)
+    };
     let mut start = Start {
-        journal: Journal {
-            programs: Some(node.programs(&settings.control)),
-            starter: match when {
-                ReturnWhen::Announced => node.own_process(),
-                ReturnWhen::Ready | ReturnWhen::Started => None,
-            },
-            ..Journal::new(job, &settings, &plan)
-        },
-        spec: Spec {
-            outside: !job.by_site,
-            ..Spec::new(&settings, &plan, job.deadline)
-        },
-        record: plan.record,
-        shared: plan.shared,
-        notes: plan.notes,
+        spec: Spec::to_start(&journal, &settings, job.deadline),
+        journal,
         unconfirmed,
         has_changed: false,
-        verify: plan.verify.then_some(job.deadline),
+        verify,
         user_was_here: false,
         began,
         held,
@@ -176,7 +172,7 @@ fn attempt<N: Node>(
         start.say_notes(node);
     }
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
-    let goes_on = when == ReturnWhen::Started && !start.shared.is_empty();
+    let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared.is_empty();
     let begun = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
@@ -267,7 +263,7 @@ fn take_over(
     };
     let mut members = node.members(&journal).into_iter();
     let alive = members.any(|m| m.role == Role::Control && !m.is_defunct());
-    if submission.step && alive && node.is_ready(id) && journal.uid == job.user.uid {
+    if submission.step && alive && node.is_ready(id) && journal.uid() == job.user.uid {
         return Ok(None);
     }
     let line = format!("job {id}: an earlier prologue left its MPS: taken down first");
@@ -310,34 +306,23 @@ fn begin_shared(
     plan: &Plan,
     held: LockGuard,
 ) -> Result<Journal, FailedStart> {
-    let Record {
-        job, gpus, daemons, ..
-    } = plan.record.clone();
+    let journal = Journal {
+        plan: plan.clone(),
+        begun: 0,
+        began: now(),
+        ready_ms: None,
+        ..sharer.journal.clone()
+    };
+    let job = journal.job().clone();
     let mut start = Start {
-        journal: Journal {
-            plan: plan.effects.clone(),
-            begun: 0,
-            began: now(),
-            ready_ms: None,
-            report: false,
-            summary: false,
-            job: job.clone(),
-            sluid: None,
-            gpus,
-            minors: plan.minors.clone(),
-            daemons: daemons.clone(),
-            ..sharer.journal.clone()
-        },
         spec: Spec {
-            job: job.to_string(),
-            daemons,
+            job: job.clone(),
+            daemons: journal.record().daemons.clone(),
             // Its GPU may have other jobs of the user.
             outside: false,
             ..sharer.spec.clone()
         },
-        record: plan.record.clone(),
-        shared: Vec::new(),
-        notes: Vec::new(),
+        journal,
         unconfirmed: None,
         has_changed: false,
         verify: None,
@@ -345,7 +330,7 @@ fn begin_shared(
         began: Instant::now(),
         held,
     };
-    let sharer = &sharer.journal.job;
+    let sharer = sharer.journal.job();
     start.or_undo(node, |start, node| {
         start.carry_out(node)?;
         Ok(start.prove(node)?)
@@ -358,11 +343,6 @@ fn begin_shared(
 struct Start {
     journal: Journal,
     spec: Spec,
-    record: Record,
-    /// The plans of the shared MPS that it joins.
-    shared: Vec<Plan>,
-    /// Of the plan, until they are said.
-    notes: Vec<String>,
     /// The GPUs that the plan goes by, until NVML has confirmed them.
     unconfirmed: Option<Inventory>,
     /// NVML tells others.
@@ -377,14 +357,14 @@ struct Start {
 
 impl Start {
     fn say_notes(&self, node: &mut impl Node) {
-        let job = &self.journal.job;
-        for warning in &self.record.warnings {
+        let job = self.journal.job();
+        for warning in &self.journal.record().warnings {
             let line = format!("job {job}: {warning}");
             node.log(Severity::Warning, &line);
             // Torque: the job's own error file.
             node.complain(&line);
         }
-        for note in &self.notes {
+        for note in &self.journal.plan.notes {
             node.log(Severity::Info, &format!("job {job}: {note}"));
         }
     }
@@ -399,7 +379,7 @@ impl Start {
                 .findings
                 .merge(undo::undo_effects(node, &self.journal));
             // Now, because the mark goes with the directory.
-            failed.job_ended = node.is_cancelled(&self.journal.job);
+            failed.job_ended = node.is_cancelled(self.journal.job());
             if !self.may_begin_again(&failed) {
                 undo::remove(node, &self.journal, &mut failed.findings);
             }
@@ -414,7 +394,7 @@ impl Start {
 
     /// Carries the plan out. After its last effect `mpsd` is starting.
     fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
-        while self.journal.begun < self.journal.plan.len() {
+        while self.journal.begun < self.journal.plan.effects.len() {
             let number = self.journal.begun;
             self.journal.begun += 1;
             if let Err(failure) = node.write_journal(&self.journal) {
@@ -429,30 +409,35 @@ impl Start {
 
     fn perform<N: Node>(&mut self, node: &mut N, number: usize) -> Result<(), FailedStart> {
         let journal = &mut self.journal;
-        match journal.plan[number].clone() {
-            Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu)?,
+        match journal.plan.effects[number].clone() {
+            Effect::ClaimGpu { gpu } => claim::enter(node, journal.job(), &gpu)?,
             Effect::SetComputeMode { gpu, mode } => {
-                claim::set_mode(node, &journal.job, &gpu, mode)?
+                claim::set_mode(node, journal.job(), &gpu, mode)?
             }
             Effect::JoinShared { gpu } => {
-                expect_its_job(node, &journal.job)?;
-                let mut plans = self.shared.iter();
+                expect_its_job(node, journal.job())?;
+                let mut plans = self.journal.plan.shared.iter();
                 let plan = plans.find(|plan| plan.record.gpus[0].uuid == gpu);
                 let plan =
                     plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
-                let shared =
-                    shared::join(node, &self.journal.job, &plan.record.job, begin, undo::undo)?;
-                let job = &self.journal.job;
-                if let Err(why) = node.note_before(job, self.journal.uid, &gpu) {
+                let shared = shared::join(
+                    node,
+                    self.journal.job(),
+                    &plan.record.job,
+                    begin,
+                    undo::undo,
+                )?;
+                let job = self.journal.job();
+                if let Err(why) = node.note_before(job, self.journal.uid(), &gpu) {
                     // No job fails because its report lacks something.
-                    let id = &shared.job;
+                    let id = shared.job();
                     let line =
                         format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
                     node.log(Severity::Warning, &line);
                 }
                 if let Some(deadline) = self.verify {
-                    node.probe(&shared, &shared.daemons[0], deadline)?;
+                    node.probe(&shared, &shared.record().daemons[0], deadline)?;
                 }
             }
             Effect::MakeCgroup => {
@@ -461,7 +446,7 @@ impl Start {
             }
             Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon)?,
             Effect::StartSupervisor => {
-                expect_its_job(node, &journal.job)?;
+                expect_its_job(node, journal.job())?;
                 journal.supervisor = Some(node.start_supervisor(journal, &self.spec)?);
                 node.write_journal(journal)?;
                 // Costs nothing: NVIDIA's program and NVML take longer to start.
@@ -495,16 +480,16 @@ impl Start {
                 node.write_journal(&start.journal)?;
             }
             start.carry_out(node)?;
-            if start.shared.is_empty() {
+            if start.journal.plan.shared.is_empty() {
                 start.prove(node)?;
                 if let Some(deadline) = start.verify {
-                    let mut daemons = start.journal.daemons.iter();
+                    let mut daemons = start.journal.record().daemons.iter();
                     daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
                 }
             } else {
                 start.note_ready(node)?;
             }
-            expect_its_job(node, &start.journal.job)?;
+            expect_its_job(node, start.journal.job())?;
             start.tell_tasks(node, RecordState::Ready)?;
             Ok(())
         })?;
@@ -533,7 +518,7 @@ impl Start {
     }
 
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
-        expect_its_job(node, &self.journal.job)?;
+        expect_its_job(node, self.journal.job())?;
         let proved = node
             .await_ready(&self.journal, &self.spec)
             .map_err(|failure| {
@@ -551,8 +536,8 @@ impl Start {
         node.write_journal(&self.journal)
     }
 
-    fn tell_tasks(&mut self, node: &mut impl Node, state: RecordState) -> Result<(), Failure> {
-        self.record.state = state;
-        node.write_record(&self.record)
+    fn tell_tasks(&self, node: &mut impl Node, state: RecordState) -> Result<(), Failure> {
+        let record = self.journal.record().clone();
+        node.write_record(&Record { state, ..record })
     }
 }

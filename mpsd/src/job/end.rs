@@ -106,9 +106,9 @@ pub fn end_if(
         let (seen, drain) = ((observed, killed), drained.as_ref());
         let report = written(&journal, seen, &findings, drain, took);
         node.keep(JobOutcome::Ended(&report));
-        end.by_site = journal.by_site;
-        end.summary = report.summary().filter(|_| journal.summary);
-        end.report = journal.report.then_some(report);
+        end.by_site = journal.record().by_site.is_some();
+        end.summary = report.summary().filter(|_| journal.record().summary);
+        end.report = journal.record().report.then_some(report);
     }
     lines.extend(drained.map(|(line, _)| line));
     JobEnd {
@@ -125,39 +125,31 @@ fn written(
     drain: Option<&(String, bool)>,
     took: Duration,
 ) -> JobReport {
+    let record = journal.record();
+    let (job, user) = (&record.job, (journal.user.as_str(), record.uid));
     let sets_mode = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
-    let report = JobReport {
-        version: report::VERSION,
-        job: journal.job.clone(),
-        scheduler: journal.scheduler,
-        node: journal.node.clone(),
-        user: journal.user.clone(),
-        uid: journal.uid,
-        gpus: journal.gpus.clone(),
-        daemons: journal.daemons.clone(),
-        auto: journal.auto.clone(),
+    let mut report = JobReport {
+        gpus: record.gpus.clone(),
+        daemons: record.daemons.clone(),
+        auto: record.reason.clone(),
         exclusive: journal.to_undo().any(sets_mode),
         shared: journal.shared().next().is_some(),
         began: journal.began,
         ready_ms: journal.ready_ms,
-        ended: now(),
         teardown_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         as_before: findings.is_clean(),
         undetermined: report::lines(&findings.undetermined),
         faults: report::lines(&findings.faults),
         notes: report::lines(&findings.notes),
         killed,
-        not_started: None,
-        takes_turns: journal.takes_turns,
+        takes_turns: record.takes_turns,
         drain: report::lines(drain.map(|(line, _)| line)).pop(),
         drained: drain.is_some_and(|(_, delivered)| *delivered),
         said_by_user,
-        advice: None,
+        ..JobReport::new(job, journal.scheduler, &journal.node, user)
     };
-    JobReport {
-        advice: report.advise(),
-        ..report
-    }
+    report.advice = report.advise();
+    report
 }
 
 /// Tells a start of the job that is still under way to give up, and ends its process if it
@@ -269,7 +261,7 @@ fn drain(
         sharers: findings.sharers.clone(),
         scheduler: ending.scheduler,
         node: ending.node.to_owned(),
-        uid: journal.map_or(0, |journal| journal.uid),
+        uid: journal.map_or(0, |journal| journal.uid()),
         slurm_conf: site.slurm_conf.clone().or(by_journal),
         prefix: match &known {
             Some(known) => known.prefix.clone(),

@@ -47,10 +47,10 @@ pub(super) fn of_failed_start(
     let is_stopped = node.own(journal).iter().any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
-    if a_users || !ledger::note_failed_start(node, journal.uid, &journal.job) {
+    if a_users || !ledger::note_failed_start(node, journal.uid(), journal.job()) {
         return unknown.into();
     }
-    let job = &journal.job;
+    let job = journal.job();
     let line = format!(
         "starts of several users failed on this node, the last one of job {job}: {unknown}"
     );
@@ -62,7 +62,7 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
     let members = node.members(journal).into_iter();
     let own = members.filter(|member| member.role != Role::Other);
     let own: BTreeSet<i32> = own.map(|member| member.process.pid).collect();
-    let mut gpus = journal.gpus.iter();
+    let mut gpus = journal.record().gpus.iter();
     gpus.any(|gpu| match node.gpu_processes(&gpu.uuid) {
         Ok(list) => list.iter().any(|process| !own.contains(&process.pid)),
         // A GPU that does not answer is evidence of another kind, for the rollback to find.
@@ -159,8 +159,8 @@ pub(super) fn of_survivor(
     waited: Duration,
 ) -> Undetermined {
     let target = journal.drain_target();
-    let of_mps = match journal.job.is_shared() {
-        true => format!(" of shared MPS {}", journal.job),
+    let of_mps = match journal.job().is_shared() {
+        true => format!(" of shared MPS {}", journal.job()),
         false => String::new(),
     };
     let what = format!("{} {}{of_mps}", member.role, member.process.pid);
@@ -177,7 +177,7 @@ pub(super) fn of_survivor(
 /// Whether the driver holds a process of the job's MPS that root started or proved.
 fn hangs(node: &mut impl Node, journal: &Journal, process: ProcessRef) -> bool {
     let is_proved = journal.supervisor == Some(process) || journal.proved.contains(&process);
-    is_proved && is_held_by_driver(node, process, journal.uid)
+    is_proved && is_held_by_driver(node, process, journal.uid())
 }
 
 /// Whether a process of this MPS hangs while jobs use it.

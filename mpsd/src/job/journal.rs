@@ -3,7 +3,7 @@
 use super::prepared::{DrainTarget, Job};
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::{LeftoverClients, Settings};
-use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::record::Record;
 use mpsd_core::{GpuUuid, JobId, Scheduler};
 use mpsd_sys::now;
 use std::collections::BTreeSet;
@@ -41,26 +41,18 @@ pub struct Programs {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
     pub version: u32,
-    pub job: JobId,
     pub scheduler: Scheduler,
     pub node: String,
     /// The configuration that named its run_dir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
     pub user: String,
-    pub uid: u32,
     pub gid: u32,
-    /// The name of the job's cgroup, as in its record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sluid: Option<String>,
-    pub plan: Vec<Effect>,
-    /// How many of them were begun; the last of these may have happened in part or not at all.
+    /// As made: what became of its record is in the record's own file.
+    pub plan: Plan,
+    /// How many of its effects were begun; the last of these may have happened in part or not at
+    /// all.
     pub begun: usize,
-    pub gpus: Vec<RecordGpu>,
-    /// The minor numbers of their device files; empty: not known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub minors: Vec<u32>,
-    pub daemons: Vec<Daemon>,
     pub control: PathBuf,
     pub nvml: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,24 +72,9 @@ pub struct Journal {
     pub drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     pub kill_clients: bool,
-    /// Its user reads at the end what it was used for.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub report: bool,
-    /// Its user reads one line of that.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub summary: bool,
-    /// Its site brought it in: its user reads nothing.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_site: bool,
-    /// Why `MPS=auto` gives it MPS, for reports.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub auto: Option<String>,
-    /// The scheduler may give its GPUs to other jobs, and its MPS is its own: for reports.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub takes_turns: bool,
-    /// Seconds since 1970 at which the job began, likewise.
+    /// Seconds since 1970.
     pub began: u64,
-    /// From then until its MPS was proved ready, likewise. Milliseconds.
+    /// From then until its MPS was proved ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
     /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator
@@ -117,22 +94,29 @@ impl Journal {
         self.proved.iter().skip(1).step_by(2)
     }
 
-    pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
+    pub fn record(&self) -> &Record {
+        &self.plan.record
+    }
+
+    /// The job, the step with a daemon of its own, or the shared MPS.
+    pub fn job(&self) -> &JobId {
+        &self.record().job
+    }
+
+    pub fn uid(&self) -> u32 {
+        self.record().uid
+    }
+
+    pub fn new(job: &Job, settings: &Settings, plan: Plan) -> Self {
         Self {
             version: VERSION,
-            job: plan.record.job.clone(),
             scheduler: job.submission.scheduler,
             node: job.node.clone(),
             config: Some(job.config.file().to_owned()),
             user: job.user.name.clone(),
-            uid: job.user.uid,
             gid: job.user.gid,
-            sluid: plan.record.sluid.clone(),
-            plan: plan.effects.clone(),
+            plan,
             begun: 0,
-            gpus: plan.record.gpus.clone(),
-            minors: plan.minors.clone(),
-            daemons: plan.record.daemons.clone(),
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
             cgroup: None,
@@ -146,11 +130,6 @@ impl Journal {
                 slurm_conf: job.site.slurm_conf.clone(),
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
-            report: plan.record.report,
-            summary: plan.record.summary,
-            by_site: job.by_site,
-            auto: plan.record.reason.clone(),
-            takes_turns: plan.record.takes_turns,
             began: now(),
             ready_ms: None,
             sharers: BTreeSet::new(),
@@ -183,7 +162,8 @@ impl Journal {
 
     /// The effects that were begun, last first: what is to be undone.
     pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
-        self.plan[..self.begun.min(self.plan.len())].iter().rev()
+        let effects = &self.plan.effects;
+        effects[..self.begun.min(effects.len())].iter().rev()
     }
 
     /// The GPUs on which it joined the MPS of its user's jobs, or was about to.
@@ -195,7 +175,11 @@ impl Journal {
     }
 
     pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
-        self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
+        self.record()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.uuid.clone())
+            .collect()
     }
 
     pub fn gpu_names(&self) -> Vec<String> {
@@ -204,11 +188,11 @@ impl Journal {
 
     pub fn drain_target(&self) -> DrainTarget {
         DrainTarget {
-            job: self.job.clone(),
+            job: self.job().clone(),
             sharers: self.sharers.clone(),
             scheduler: self.scheduler,
             node: self.node.clone(),
-            uid: self.uid,
+            uid: self.uid(),
             prefix: self.drain.enabled.then(|| self.drain.prefix.clone()),
             slurm_conf: self.drain.slurm_conf.clone(),
             gpus: self.gpu_names(),
@@ -231,9 +215,9 @@ mod tests {
     #[test]
     fn a_recorded_job_can_be_undone() {
         let journal = Journal::parse(RECORDED).unwrap();
-        assert_eq!(journal.job.as_str(), "10.srv");
+        assert_eq!(journal.job().as_str(), "10.srv");
         assert_eq!(
-            (journal.uid, journal.gid, journal.user.as_str()),
+            (journal.uid(), journal.gid, journal.user.as_str()),
             (65534, 65534, "nobody")
         );
         assert_eq!(
@@ -247,7 +231,7 @@ mod tests {
         assert_eq!(undo.len(), 5, "{undo:?}");
         assert!(undo[4].starts_with("claim GPU-85e8a6f0"), "{undo:?}");
         assert_eq!(
-            journal.daemons[0].pipe,
+            journal.record().daemons[0].pipe,
             PathBuf::from("/run/jobs/10.srv/pipe")
         );
         assert!(journal.drain.enabled && journal.drain.prefix == "mpsd:");

@@ -121,16 +121,30 @@ impl JobReport {
         user: &User,
         failure: &Failure,
     ) -> Self {
+        Self {
+            not_started: lines([failure]).pop(),
+            ..Self::new(job, scheduler, node, (&user.name, user.uid))
+        }
+    }
+
+    /// Of a job that began and ended now, without MPS.
+    pub(super) fn new(
+        job: &JobId,
+        scheduler: Scheduler,
+        node: &str,
+        (user, uid): (&str, u32),
+    ) -> Self {
         let now = now();
         Self {
             version: VERSION,
             job: job.clone(),
             scheduler,
             node: node.to_owned(),
-            user: user.name.clone(),
-            uid: user.uid,
+            user: user.to_owned(),
+            uid,
             gpus: Vec::new(),
             daemons: Vec::new(),
+            auto: None,
             exclusive: false,
             shared: false,
             began: now,
@@ -144,8 +158,7 @@ impl JobReport {
             killed: Vec::new(),
             drain: None,
             drained: false,
-            auto: None,
-            not_started: lines([failure]).pop(),
+            not_started: None,
             takes_turns: false,
             said_by_user: None,
             advice: None,

@@ -72,7 +72,7 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
 /// one that took its place after a job told it to quit. Without a list the end of the MPS has
 /// begun.
 pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
-    if !node.is_there(&node.job_files(&journal.job).sharers()) {
+    if !node.is_there(&node.job_files(journal.job()).sharers()) {
         return false;
     }
     let serves = |m: &Member| m.role == Role::Control && !m.is_defunct() && m.state != 'T';
@@ -90,7 +90,7 @@ pub(super) fn leave<N: Node>(
     time: Duration,
     undo: impl Fn(&mut N, &Journal) -> Findings,
 ) -> Findings {
-    let id = JobId::shared(sharer.uid, gpu);
+    let id = JobId::shared(sharer.uid(), gpu);
     take_out(node, &id, Some(sharer), time, undo)
 }
 
@@ -119,7 +119,7 @@ fn try_take_out<N: Node>(
     if !node.has_shared(id) {
         return Ok(());
     }
-    let leaves = sharer.map(|sharer| &sharer.job);
+    let leaves = sharer.map(|sharer| sharer.job());
     let begins = begins(node, id, leaves);
     let moment = MOMENT.min(node.settings().ends.remaining() / 6);
     let held = match begins {
@@ -194,7 +194,7 @@ fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
     let is_this = |journal: Journal| {
         journal
             .shared()
-            .any(|gpu| JobId::shared(journal.uid, gpu) == *id)
+            .any(|gpu| JobId::shared(journal.uid(), gpu) == *id)
     };
     // A journal that cannot be read may say so.
     node.read_journal(job)
@@ -229,7 +229,7 @@ fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
         let count = others.len();
         findings.notes.push(format!(
             "{count} processes that are not of MPS in the cgroup of shared MPS {}: killed",
-            shared.job
+            shared.job()
         ));
         node.end_strangers(&others, Rung::Kill, SWEEP_TIME);
     }

@@ -1,6 +1,6 @@
 //! What root tells the job's `mpsd`, and what it reports.
 
-use crate::plan::effects::Plan;
+use super::journal::Journal;
 use mpsd_core::config::{MemoryOverLimit, Settings};
 use mpsd_core::record::{self, Daemon};
 use mpsd_core::{JobId, Paths};
@@ -24,8 +24,7 @@ pub const OBSERVATIONS_FD: i32 = 5;
 /// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
-    /// The job, for messages.
-    pub job: String,
+    pub job: JobId,
     pub uid: u32,
     pub control: PathBuf,
     /// The NVML library, for the watches of the clients' memory and of the GPUs.
@@ -59,8 +58,8 @@ impl Spec {
 
     /// Root's list of the jobs that share the daemons; `None`: they are one job's.
     pub fn sharers_file(&self) -> Option<PathBuf> {
-        let shared = JobId::parse(&self.job).ok().filter(JobId::is_shared)?;
-        Some(self.paths().job(&shared).sharers())
+        let is_shared = self.job.is_shared();
+        is_shared.then(|| self.paths().job(&self.job).sharers())
     }
 
     pub fn sharers(&self) -> BTreeSet<JobId> {
@@ -72,25 +71,36 @@ impl Spec {
         Duration::from_millis(self.command_ms)
     }
 
-    /// What `mpsd` is told for `plan`; the whole start must have ended by `deadline`.
-    pub fn new(settings: &Settings, plan: &Plan, deadline: Deadline) -> Self {
+    /// For an `mpsd` that only asks the daemons, `command_ms` for each command.
+    pub fn to_ask(journal: &Journal, command_ms: u64) -> Self {
+        Self {
+            job: journal.job().clone(),
+            uid: journal.uid(),
+            control: journal.control.clone(),
+            nvml: journal.nvml.clone(),
+            run: PathBuf::new(),
+            daemons: journal.record().daemons.clone(),
+            servers: journal.servers().map(|server| server.pid).collect(),
+            start_ms: 0,
+            command_ms,
+            over_limit: MemoryOverLimit::Ignore,
+            usage: false,
+            outside: false,
+        }
+    }
+
+    /// For the job's `mpsd`; the whole start must have ended by `deadline`.
+    pub fn to_start(journal: &Journal, settings: &Settings, deadline: Deadline) -> Self {
         // The rest is kept for the rollback.
         let start = deadline.remaining() * 3 / 5;
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Self {
-            job: plan.record.job.as_str().to_owned(),
-            uid: plan.record.uid,
-            control: settings.control.clone(),
-            nvml: settings.nvml.clone(),
             run: settings.paths.run().to_owned(),
-            daemons: plan.record.daemons.clone(),
-            servers: Vec::new(),
             start_ms: ms(start),
-            command_ms: ms(start / 2),
             over_limit: settings.memory_over_limit,
-            // The driver does not tell the jobs of a shared MPS apart.
-            usage: settings.reports.keep > 0 && !plan.record.job.is_shared(),
-            outside: false,
+            usage: settings.reports.keep > 0,
+            outside: journal.record().by_site.is_none(),
+            ..Self::to_ask(journal, ms(start / 2))
         }
     }
 }

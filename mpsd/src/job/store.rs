@@ -333,7 +333,7 @@ pub trait Store: Files {
 
     fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
         let text = journal.to_text().map_err(|why| garbled("journal", why))?;
-        let file = self.job_files(&journal.job).file(JOURNAL);
+        let file = self.job_files(journal.job()).file(JOURNAL);
         self.write(&file, text.as_bytes(), SECRET, Durability::OnDisk)
             .or_fault()
     }
@@ -366,8 +366,8 @@ pub trait Store: Files {
     }
 
     fn users_directories(&self, journal: &Journal, n: usize) -> [PathBuf; 2] {
-        let files = self.job_files(&journal.job);
-        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        let files = self.job_files(journal.job());
+        let (pipe, log) = JobPaths::daemon_names(n, journal.record().daemons.len());
         [pipe, log].map(|name| files.directory().join(name))
     }
 
@@ -382,7 +382,7 @@ pub trait Store: Files {
 
     /// Whether a user keeps the lock of one of the job's directories.
     fn are_locked(&mut self, journal: &Journal) -> bool {
-        let daemons = 0..journal.daemons.len();
+        let daemons = 0..journal.record().daemons.len();
         let all: Vec<PathBuf> = daemons
             .flat_map(|n| self.users_directories(journal, n))
             .collect();
@@ -459,7 +459,7 @@ pub trait Store: Files {
         let paths = self
             .settings()
             .paths
-            .seen(&journal.job, journal.uid, journal.shared());
+            .seen(journal.job(), journal.uid(), journal.shared());
         let mut read = |path: &Path| self.read(path, observations::LONGEST).ok().flatten();
         let all = paths.iter().filter_map(|paths| paths.seen(&mut read));
         all.reduce(Observations::and)

@@ -31,7 +31,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
 /// Removes the job's directory if its effects are undone, with what an end has noted in it.
 pub(super) fn remove(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     if findings.is_clean() {
-        findings.take(node.remove_job(&journal.job));
+        findings.take(node.remove_job(journal.job()));
     } else if !journal.left {
         let (left, journal) = (true, journal.clone());
         let left = Journal { left, ..journal };
@@ -46,7 +46,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     let started = journal.has_begun(&Effect::StartSupervisor);
     if started {
         // From here on our own teardown ends the daemons. `mpsd` must not report that as a loss.
-        node.take_observations(&journal.job);
+        node.take_observations(journal.job());
         stop_own(node, journal, &mut findings);
     }
     // One MPS ends after the other, and their user may have stopped them all.
@@ -59,7 +59,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
         // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of
         // its own.
         if let Effect::ClaimGpu { gpu } = effect {
-            findings.take_note(claim::leave(node, &journal.job, gpu));
+            findings.take_note(claim::leave(node, journal.job(), gpu));
         }
     }
     if started {
@@ -68,7 +68,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     // No server starts before its GPU is claimed, so a start that fails without NVML leaves none.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
     if started && journal.to_undo().any(claims) {
-        for gpu in &journal.gpus {
+        for gpu in &journal.record().gpus {
             look_for_contexts(node, journal, &gpu.uuid, &mut findings);
         }
     }

@@ -8,7 +8,6 @@ use crate::job::spec::{REPORT_FD, SPEC_FD, Spec};
 use crate::job::store::Store as _;
 use crate::job::{Journal, User};
 use mpsd_core::Failure;
-use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::CLOSED;
@@ -23,7 +22,7 @@ use mpsd_sys::spawn::{Hidden, Identity, Spawn};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the
@@ -61,7 +60,7 @@ pub(super) fn with_spec(
     spawn.args = args.iter().map(Into::into).collect();
     // `mpsd` needs no variable. This one identifies it without a cgroup, if its starter died before
     // it journaled the pid.
-    let first = journal.daemons.first();
+    let first = journal.record().daemons.first();
     let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
     spawn.env = pipe.into_iter().collect();
     spawn.nofile = Some(OPEN_FILES);
@@ -71,28 +70,10 @@ pub(super) fn with_spec(
     Ok(spawn)
 }
 
-/// The specification of an `mpsd` that only asks a job's daemons, `command_ms` for each command.
-pub(super) fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
-    Spec {
-        job: journal.job.as_str().to_owned(),
-        uid: journal.uid,
-        control: journal.control.clone(),
-        nvml: journal.nvml.clone(),
-        run: PathBuf::new(),
-        daemons: journal.daemons.clone(),
-        servers: journal.servers().map(|server| server.pid).collect(),
-        start_ms: 0,
-        command_ms,
-        over_limit: MemoryOverLimit::Ignore,
-        usage: false,
-        outside: false,
-    }
-}
-
 /// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
 pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     let per_command = u64::try_from((deadline.remaining() / 3).as_millis()).unwrap_or(COMMAND_MS);
-    let spec = to_ask(journal, per_command.min(COMMAND_MS));
+    let spec = Spec::to_ask(journal, per_command.min(COMMAND_MS));
     let spawn = with_spec(node, journal, &spec, &["--stop"]).ok();
     let Some(mut child) = spawn.and_then(|spawn| spawn.start(deadline).ok()) else {
         return;
@@ -124,16 +105,16 @@ impl RealNode {
             };
             return Err(Undetermined::new("the job's cgroup", why).into());
         }
-        let user = (journal.uid, journal.gid);
+        let user = (journal.uid(), journal.gid);
         let mut spawn = self.program_of(user, &beside(name)?, groups, cgroup);
         spawn.hidden = self.hidden_from(journal);
         Ok(spawn)
     }
 
     fn hidden_from(&self, journal: &Journal) -> Option<Hidden> {
-        let files = devices::of_others(&journal.minors);
+        let files = devices::of_others(&journal.plan.minors);
         let directory =
-            (!files.is_empty()).then(|| Dir::open(self.job_files(&journal.job).directory()))?;
+            (!files.is_empty()).then(|| Dir::open(self.job_files(journal.job()).directory()))?;
         let directory = directory.ok()?;
         // An earlier start of this job has made it, or this one does.
         let _ = directory.create_file(CLOSED, 0);
@@ -221,9 +202,9 @@ impl RealNode {
     /// it.
     pub fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
-        let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
+        let daemons = u32::try_from(journal.record().daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();
-        let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
+        let spec = Spec::to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
         let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
         let mut spawn = with_spec(self, journal, &spec, args).ok()?;
         spawn.inherit.push((theirs, REPORT_FD));

@@ -94,8 +94,8 @@ fn moved_job(pipe: &Path, config: &Path) -> Option<MovedJob> {
     let journal = Journal::parse(&String::from_utf8_lossy(&journal.ok()?)).ok()?;
     let now = directories_alone(config, &journal.node).paths;
     let is_ours = journal.config.as_deref() == Some(config);
-    (is_ours && is_moved(&journal.job, directory, &now)).then(|| MovedJob {
-        job: journal.job,
+    (is_ours && is_moved(journal.job(), directory, &now)).then(|| MovedJob {
+        job: journal.job().clone(),
         run: run.to_owned(),
     })
 }

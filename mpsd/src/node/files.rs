@@ -114,8 +114,8 @@ impl Files for RealNode {
         path: &Path,
         room: TmpfsSize,
     ) -> Result<(), FileError> {
-        let owner = (journal.uid, journal.gid);
-        bounded(self, &journal.job, path, room, (PRIVATE, owner))
+        let owner = (journal.uid(), journal.gid);
+        bounded(self, journal.job(), path, room, (PRIVATE, owner))
     }
 
     /// Follows no link, and bounds every wait.

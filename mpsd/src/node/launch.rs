@@ -57,7 +57,7 @@ impl Daemons for RealNode {
     }
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
-        let name = journal.job.directory_name();
+        let name = journal.job().directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.in_force.cgroup, &name);
         if made.is_ok() {
             // Other jobs that begin and end now may hold our lock of it for longer than a second
@@ -66,7 +66,7 @@ impl Daemons for RealNode {
         }
         // Without a cgroup, processes are identified by pid, start time and file.
         Ok(made.unwrap_or_else(|why| {
-            let line = format!("job {}: no cgroup: {why}", journal.job);
+            let line = format!("job {}: no cgroup: {why}", journal.job());
             self.log(Severity::Info, &line);
             None
         }))
@@ -91,7 +91,7 @@ impl Daemons for RealNode {
             .map_err(|e| Undetermined::new("no socket to be had", e.to_string()))?;
         make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);
         let (job, user, group) = (
-            &journal.job,
+            journal.job(),
             text::user(&journal.user),
             self.in_force.daemon_group,
         );
@@ -196,7 +196,7 @@ impl Daemons for RealNode {
             (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
             (LOG_DIRECTORY.into(), daemon.log.clone().into()),
             (VISIBLE_DEVICES.into(), gpus.join(",").into()),
-            (JOB.into(), journal.job.as_str().into()),
+            (JOB.into(), journal.job().as_str().into()),
         ];
         let ended = spawn
             .run(deadline, LONGEST_OUTPUT)
@@ -272,7 +272,6 @@ fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::as_user::to_ask;
     use mpsd_core::Paths;
     use mpsd_core::config::{Cgroup as CgroupRule, Settings};
     use mpsd_sys::cgroup::Cgroup;
@@ -334,7 +333,7 @@ mod tests {
             node.started = Some(Started { child, report });
             let spec = Spec {
                 start_ms: 200,
-                ..to_ask(&journal, 1)
+                ..Spec::to_ask(&journal, 1)
             };
             let failed = node.await_ready(&journal, &spec).err();
             drop(theirs);
@@ -352,7 +351,7 @@ mod tests {
     #[test]
     fn nothing_of_a_job_runs_outside_of_the_cgroup_that_was_made_for_it() {
         let (mut journal, (_dir, node)) = (journal(), node());
-        let starts = |journal: &Journal| with_spec(&node, journal, &to_ask(journal, 1), &[]);
+        let starts = |journal: &Journal| with_spec(&node, journal, &Spec::to_ask(journal, 1), &[]);
         journal.cgroup = Some("/sys/fs/cgroup/gone".into());
         assert!(matches!(starts(&journal), Err(Failure::Undetermined(_))));
     }
@@ -363,7 +362,7 @@ mod tests {
         journal.cgroup = None;
         (journal.user, journal.gid) = ("root".to_owned(), 0);
         let groups = |journal: &Journal, args| {
-            let spawn = with_spec(&node, journal, &to_ask(journal, 1), args).unwrap();
+            let spawn = with_spec(&node, journal, &Spec::to_ask(journal, 1), args).unwrap();
             spawn.identity.unwrap().groups
         };
         // From the directory, and the journal's own.

@@ -64,7 +64,7 @@ impl Members for RealNode {
         }
         let own: BTreeSet<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
         let table = ProcessTable::scan().unwrap_or_default();
-        let of_user = table.of_user(journal.uid).map(|entry| entry.stat.id);
+        let of_user = table.of_user(journal.uid()).map(|entry| entry.stat.id);
         let others: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
         let end = Deadline::after(ALL_LOOKS);
         let (mut found, mut hidden) = (Vec::new(), Vec::new());
@@ -79,7 +79,7 @@ impl Members for RealNode {
             }
         }
         if !hidden.is_empty() {
-            let (job, user, list) = (&journal.job, text::user(&journal.user), hidden.join(", "));
+            let (job, user, list) = (journal.job(), text::user(&journal.user), hidden.join(", "));
             let line = format!(
                 "job {job}: whose processes {list} of {user} are cannot be seen: left alone"
             );
@@ -135,7 +135,7 @@ impl Members for RealNode {
         let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
         let left = self.ask_mpsd(shared, &["--terminate", &list], time);
         if left.is_none() {
-            let (job, id) = (&sharer.job, &shared.job);
+            let (job, id) = (sharer.job(), shared.job());
             let line = format!(
                 "job {job}: shared MPS {id} does not say whether the job's clients have ended"
             );
@@ -195,7 +195,7 @@ impl Members for RealNode {
             let theirs: BTreeSet<i32> = theirs.map(|entry| entry.stat.id.pid).collect();
             let of_user = table.iter();
             let of_user =
-                of_user.filter(|one| [one.uids.effective, one.uids.real].contains(&journal.uid));
+                of_user.filter(|one| [one.uids.effective, one.uids.real].contains(&journal.uid()));
             // The first thread may have ended while another lives.
             let lives =
                 of_user.filter(|one| one.stat.state != State::Defunct || one.stat.threads > 1);
@@ -219,11 +219,11 @@ impl Members for RealNode {
     }
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
-        let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid))?;
+        let process = Process::find(pid).filter(|_| uid_of(pid) == Some(journal.uid()))?;
         Some(is_in_cgroup_of(
             &process,
-            &journal.job,
-            journal.sluid.as_deref(),
+            journal.job(),
+            journal.record().sluid.as_deref(),
         ))
     }
 }
@@ -235,11 +235,11 @@ impl RealNode {
     fn processes_of(&mut self, shared: &Journal, sharer: &Journal) -> Vec<i32> {
         let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
         let table = ProcessTable::scan().unwrap_or_default();
-        let of_user = table.of_user(sharer.uid).map(|entry| entry.stat.id);
+        let of_user = table.of_user(sharer.uid()).map(|entry| entry.stat.id);
         let of_user: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
         let is_jobs = |id: &ProcessRef| self.is_of_job(sharer, id.pid) == Some(true);
         let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
-        let job = OsStr::new(sharer.job.as_str());
+        let job = OsStr::new(sharer.job().as_str());
         let named = |process: &Process| {
             let says = || process.environment_variable(JOB, MOST_ENVIRONMENT);
             let is_named = cgroup_name(process).is_none() && says().as_deref() == Some(job);
@@ -298,6 +298,7 @@ fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> 
     };
     let is_here = |pipe| {
         journal
+            .record()
             .daemons
             .iter()
             .any(|daemon| daemon.pipe.as_os_str() == pipe)
@@ -393,7 +394,7 @@ pub(super) fn prove(
     };
     let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
     let in_group = || node.in_cgroup(journal).contains(&pid);
-    let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
+    let proved = uid_of(pid) == Some(journal.uid()) && runs() && (in_group() || here());
     proved.then(|| process.id())
 }
 

@@ -40,7 +40,7 @@ fn remove_cgroup(cgroup: &Cgroup) {
 #[test]
 fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
     let (node, mut journal) = recorded();
-    (journal.cgroup, journal.uid) = (None, STRANGER);
+    (journal.cgroup, journal.plan.record.uid) = (None, STRANGER);
     journal.programs = Some(Programs {
         server: file(Path::new("/bin/sleep")),
         ..Programs::default()
@@ -59,7 +59,7 @@ fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_ser
         sleeper.kill(Deadline::after_ms(20_000));
         proved.is_some()
     };
-    let own = journal.daemons[0].pipe.clone();
+    let own = journal.record().daemons[0].pipe.clone();
     assert!(is_proved(STRANGER, &own, Role::Server));
     assert!(
         !is_proved(STRANGER, Path::new("/tmp"), Role::Server),
@@ -130,9 +130,9 @@ fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
 fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
     let _alone = alone();
     let (mut node, mut journal) = recorded();
-    (journal.cgroup, journal.uid) = (None, STRANGER + 3);
+    (journal.cgroup, journal.plan.record.uid) = (None, STRANGER + 3);
     assert!(!node.user_is_here(&journal), "before");
-    let mut child = outlived_by_a_thread(journal.uid);
+    let mut child = outlived_by_a_thread(journal.uid());
     assert!(node.user_is_here(&journal), "its first thread has ended");
     let process = Process::find(child.pid()).unwrap();
     child.signal(Signal::SIGKILL);
@@ -196,12 +196,14 @@ fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_
             .job
             .unwrap();
         let mut others = shared.clone();
-        (others.uid, others.job) = (STRANGER, JobId::parse("77").unwrap());
+        let record = &mut others.plan.record;
+        (record.uid, record.job) = (STRANGER, JobId::parse("77").unwrap());
         of_others.extend(node.is_of_job(&others, pid));
         let mut ends = |job: &str| {
             let mut member = shared.clone();
-            (member.uid, member.job) = (STRANGER + 2, JobId::parse(job).unwrap());
-            member.sluid = ["77", "77.0", "77.1"]
+            let record = &mut member.plan.record;
+            (record.uid, record.job) = (STRANGER + 2, JobId::parse(job).unwrap());
+            record.sluid = ["77", "77.0", "77.1"]
                 .contains(&job)
                 .then(|| "sEKNK".to_owned());
             node.processes_of(&shared, &member).contains(&pid)

@@ -110,7 +110,7 @@ impl RealNode {
             return Cgroup::open(path).ok().flatten();
         }
         // Its maker may have been killed before it journaled the path.
-        let name = journal.job.directory_name();
+        let name = journal.job().directory_name();
         match &self.in_force.cgroup {
             _ if !journal.has_begun(&Effect::MakeCgroup) => None,
             CgroupRule::None => None,

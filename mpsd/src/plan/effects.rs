@@ -52,7 +52,7 @@ impl Effect {
 }
 
 /// Everything that is to be done for one job on one node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Plan {
     /// What the job's tasks are told while it starts.
     pub record: Record,

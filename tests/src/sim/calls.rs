@@ -119,17 +119,17 @@ impl Daemons for Sim {
         if !self.world.borrow().has_cgroups {
             return Ok(None);
         }
-        let path = cgroup_of(&journal.job);
+        let path = cgroup_of(journal.job());
         self.step(|world| world.cgroups.insert(path.clone()));
         Ok(Some(path))
     }
 
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
         self.call("remove_cgroup")?;
-        if self.world.borrow().has_process(&journal.job, |_| true) {
+        if self.world.borrow().has_process(journal.job(), |_| true) {
             return Err(Undetermined::new("the job's cgroup stays", "it is not empty").into());
         }
-        self.step(|world| world.cgroups.remove(&cgroup_of(&journal.job)));
+        self.step(|world| world.cgroups.remove(&cgroup_of(journal.job())));
         Ok(())
     }
 
@@ -146,9 +146,14 @@ impl Daemons for Sim {
             let survives = world.stubborn;
             world.spawn(Living {
                 role: Role::Supervisor,
-                job: journal.job.clone(),
-                uid: journal.uid,
-                gpus: journal.gpus.iter().map(|g| g.uuid.clone()).collect(),
+                job: journal.job().clone(),
+                uid: journal.uid(),
+                gpus: journal
+                    .record()
+                    .gpus
+                    .iter()
+                    .map(|g| g.uuid.clone())
+                    .collect(),
                 survives,
                 state: 'S',
             })
@@ -159,25 +164,25 @@ impl Daemons for Sim {
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
         self.step(|world| {
-            world.let_start.insert(journal.job.clone());
+            world.let_start.insert(journal.job().clone());
             world.settle();
         });
         let mut world = self.world.borrow_mut();
-        let has = |role| world.has_process(&journal.job, |p| p.role == role);
+        let has = |role| world.has_process(journal.job(), |p| p.role == role);
         if !has(Role::Control) || !has(Role::Server) {
             return Err(Undetermined::new("mpsd", "it ended without a report").into());
         }
-        world.proved.insert(journal.job.clone());
-        let vendors = |p: &Living| p.job == journal.job && p.role != Role::Supervisor;
+        world.proved.insert(journal.job().clone());
+        let vendors = |p: &Living| p.job == *journal.job() && p.role != Role::Supervisor;
         let all = world.processes.iter().filter(|(_, p)| vendors(p));
         Ok(all.map(|(pid, _)| reference(*pid)).collect())
     }
 
     fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {
         self.call("probe")?;
-        let proved = self.world.borrow().proved.contains(&journal.job);
+        let proved = self.world.borrow().proved.contains(journal.job());
         assert!(proved, "mps-probe runs before there is anything to probe");
-        self.world.borrow_mut().probed.insert(journal.job.clone());
+        self.world.borrow_mut().probed.insert(journal.job().clone());
         Ok(())
     }
 
@@ -216,11 +221,11 @@ impl Members for Sim {
     fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
         self.point();
         let world = self.world.borrow();
-        let grouped = world.cgroups.contains(&cgroup_of(&journal.job));
+        let grouped = world.cgroups.contains(&cgroup_of(journal.job()));
         let its = world
             .processes
             .iter()
-            .filter(|(_, p)| grouped && p.job == journal.job);
+            .filter(|(_, p)| grouped && p.job == *journal.job());
         its.map(|(pid, _)| *pid).collect()
     }
 
@@ -240,7 +245,7 @@ impl Members for Sim {
             return Vec::new();
         }
         let own: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
-        self.members_where(|pid, p| p.job == journal.job && !own.contains(&pid))
+        self.members_where(|pid, p| p.job == *journal.job() && !own.contains(&pid))
     }
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
@@ -285,15 +290,18 @@ impl Members for Sim {
 
     fn end_clients(&mut self, shared: &Journal, sharer: &Journal) {
         let clients =
-            |p: &Living| p.role == Role::Other && p.job == sharer.job && p.uid == shared.uid;
+            |p: &Living| p.role == Role::Other && p.job == *sharer.job() && p.uid == shared.uid();
         self.step(|world| world.processes.retain(|_, p| !clients(p)));
     }
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         self.point();
         let world = self.world.borrow();
-        let its = world.processes.get(&pid).filter(|p| p.uid == journal.uid)?;
-        Some(its.job == journal.job)
+        let its = world
+            .processes
+            .get(&pid)
+            .filter(|p| p.uid == journal.uid())?;
+        Some(its.job == *journal.job())
     }
 }
 

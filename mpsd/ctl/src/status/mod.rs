@@ -265,7 +265,7 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
     let line = node.ask_mpsd(journal, &["--look"], PATIENCE);
     let waited = began.elapsed();
     let answers: Option<Answers> = line.and_then(|line| serde_json::from_slice(&line).ok());
-    let count = journal.daemons.len();
+    let count = journal.record().daemons.len();
     let answers = answers.filter(|answers| answers.len() == count);
     answers.unwrap_or_else(|| {
         let why = match waited < PATIENCE {

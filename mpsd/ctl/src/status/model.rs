@@ -155,7 +155,7 @@ impl JobStatus {
     /// By root's journal, before any daemon answered. Without a record, the start has not written
     /// it yet, or the end is under way.
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
-        let mut status = Self::new(&journal.job, journal.uid, &journal.gpus, &journal.daemons);
+        let mut status = Self::new(journal.record());
         status.user = Some(journal.user.clone());
         status.began = Some(journal.began);
         status.shared = journal.shared().next().is_some();
@@ -172,7 +172,7 @@ impl JobStatus {
     }
 
     pub fn of_record(record: &Record) -> Self {
-        let mut status = Self::new(&record.job, record.uid, &record.gpus, &record.daemons);
+        let mut status = Self::new(record);
         let user = users::get_user_by_uid(record.uid);
         status.user = user.map(|user| user.name().to_string_lossy().into_owned());
         status.shared = record.shared;
@@ -190,7 +190,7 @@ impl JobStatus {
         }
     }
 
-    fn new(job: &JobId, uid: u32, gpus: &[RecordGpu], daemons: &[Daemon]) -> Self {
+    fn new(record: &Record) -> Self {
         let daemon = |plan: &Daemon| DaemonStatus {
             gpus: plan.gpus.clone(),
             pipe: plan.pipe.clone(),
@@ -204,16 +204,16 @@ impl JobStatus {
             job_held_mib: None,
         };
         Self {
-            job: job.clone(),
-            uid,
+            job: record.job.clone(),
+            uid: record.uid,
             user: None,
             began: None,
             shared: false,
             shared_with: BTreeSet::new(),
             phase: Phase::Starting,
             reason: None,
-            daemons: daemons.iter().map(daemon).collect(),
-            gpus: gpus.iter().map(gpu).collect(),
+            daemons: record.daemons.iter().map(daemon).collect(),
+            gpus: record.gpus.iter().map(gpu).collect(),
             without_client: None,
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
