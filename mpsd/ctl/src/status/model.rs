@@ -155,42 +155,31 @@ impl JobStatus {
     /// By root's journal, before any daemon answered. Without a record, the start has not written
     /// it yet, or the end is under way.
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
-        let mut status = Self::new(journal.record());
-        status.user = Some(journal.user.clone());
-        status.began = Some(journal.began);
-        status.shared = journal.shared().next().is_some();
-        status.reason = record.and_then(reason_of);
-        if let Some(record) = record {
-            status.add_limits(record);
+        Self {
+            user: Some(journal.user.clone()),
+            began: Some(journal.began),
+            shared: journal.shared().next().is_some(),
+            phase: match record {
+                _ if journal.left => Phase::Left,
+                Some(record) => record.state.into(),
+                None => Phase::Starting,
+            },
+            ..Self::new(journal.record(), record)
         }
-        status.phase = match record {
-            _ if journal.left => Phase::Left,
-            Some(record) => record.state.into(),
-            None => Phase::Starting,
-        };
-        status
     }
 
     pub fn of_record(record: &Record) -> Self {
-        let mut status = Self::new(record);
         let user = users::get_user_by_uid(record.uid);
-        status.user = user.map(|user| user.name().to_string_lossy().into_owned());
-        status.shared = record.shared;
-        status.phase = record.state.into();
-        status.reason = reason_of(record);
-        status.add_limits(record);
-        status
-    }
-
-    fn add_limits(&mut self, record: &Record) {
-        self.rank_threads.clone_from(&record.rank_threads);
-        self.rank_memory.clone_from(&record.rank_memory);
-        for gpu in &mut self.gpus {
-            gpu.job_limit_mib = record::limit_on(&record.job_memory, &gpu.uuid);
+        Self {
+            user: user.map(|user| user.name().to_string_lossy().into_owned()),
+            shared: record.shared,
+            phase: record.state.into(),
+            ..Self::new(record, Some(record))
         }
     }
 
-    fn new(record: &Record) -> Self {
+    /// A job with this plan, whose tasks were `told` this.
+    fn new(plan: &Record, told: Option<&Record>) -> Self {
         let daemon = |plan: &Daemon| DaemonStatus {
             gpus: plan.gpus.clone(),
             pipe: plan.pipe.clone(),
@@ -200,23 +189,23 @@ impl JobStatus {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             clients: None,
-            job_limit_mib: None,
+            job_limit_mib: told.and_then(|told| record::limit_on(&told.job_memory, &gpu.uuid)),
             job_held_mib: None,
         };
         Self {
-            job: record.job.clone(),
-            uid: record.uid,
+            job: plan.job.clone(),
+            uid: plan.uid,
             user: None,
             began: None,
             shared: false,
             shared_with: BTreeSet::new(),
             phase: Phase::Starting,
-            reason: None,
-            daemons: record.daemons.iter().map(daemon).collect(),
-            gpus: record.gpus.iter().map(gpu).collect(),
+            reason: told.and_then(reason_of),
+            daemons: plan.daemons.iter().map(daemon).collect(),
+            gpus: plan.gpus.iter().map(gpu).collect(),
             without_client: None,
-            rank_threads: Vec::new(),
-            rank_memory: Vec::new(),
+            rank_threads: told.map_or_else(Vec::new, |told| told.rank_threads.clone()),
+            rank_memory: told.map_or_else(Vec::new, |told| told.rank_memory.clone()),
         }
     }
 
