@@ -2,16 +2,18 @@
 //! longer has, and delivers or lifts our own drains. The timer and the boot run it. It leaves alone
 //! what it cannot decide.
 
+mod drains;
+
 use super::{NAME, say, say_json, this_node};
 use crate::job::ledger::{self, Ledger, SeveralFailed};
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
 use crate::node::log::line;
-use crate::node::real::{LiftCheck, RealNode, check_before_lift};
+use crate::node::real::RealNode;
 use crate::node::{by_child, site_directory};
-use batch::control::{Controller, JobState, KnownJobs};
-use batch::drain::{self, DrainState, Marker, Outcome, Place, markers};
+use batch::control::{JobState, KnownJobs};
+use batch::drain::markers;
 use batch::host::boot_time;
 use batch::{Scheduler, Site};
 use mpsd_core::config::Settings;
@@ -286,7 +288,7 @@ impl<'a> Run<'a> {
                 return JobState::Gone(why.to_owned());
             }
             let site = Site {
-                slurm_conf: journal.drain.slurm_conf.clone(),
+                slurm_conf: journal.slurm_conf.clone(),
                 ..self.site.clone()
             };
             return self.ask(journal.scheduler, &site, &journal.node, job);
@@ -482,90 +484,6 @@ impl<'a> Run<'a> {
                 }
                 Err(failure) => self.tell(Problem(format!("{what}: {failure}"))),
             }
-        }
-    }
-
-    fn drain(&mut self, marker: &Marker, lift: bool) {
-        let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(marker, &self.site).controller();
-        let controller = controller.as_ref();
-        let told = match drain::state(marker, controller) {
-            Err(why) if marker.delivered => {
-                let told = format!("{what}: its scheduler does not answer: {why}");
-                match self.undrain {
-                    true => Problem(told),
-                    false => Drain(told),
-                }
-            }
-            Err(why) => Problem(format!("{what}: not delivered: {why}")),
-            Ok(DrainState::Over(why)) => {
-                self.forget(marker, &format!("{what}: over, {why}"), controller)
-            }
-            Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller),
-            Ok(DrainState::Undelivered) if self.dry => {
-                Problem(format!("{what}: not delivered: would be tried again"))
-            }
-            Ok(DrainState::Undelivered) => {
-                let Settings { paths, drain, .. } = self.settings;
-                let (outcome, remembered) =
-                    drain::hand_over(paths, &drain.prefix, marker, controller);
-                match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
-                    Ok(Outcome::Ours(_)) => Change(format!("{what}: delivered")),
-                    Ok(Outcome::Others(other)) => Change(format!(
-                        "{what}: forgotten, the node is drained for '{other}'"
-                    )),
-                    Err(why) => Problem(format!("{what}: not delivered: {why}")),
-                }
-            }
-            Ok(DrainState::Stands) if !lift => Drain(format!(
-                "{what}: stands; 'mpsctl undrain' lifts it after a clean recheck"
-            )),
-            Ok(DrainState::Stands) => self.lift(marker, &what, controller),
-        };
-        self.tell(told);
-    }
-
-    /// Withdraws notes of an unusable configuration, because it is usable now. They are in the
-    /// usual directory.
-    fn remarks(&mut self) {
-        for told in drain::withdraw_remarks(&Settings::usual().paths, &self.site) {
-            // A note that stays does no harm; the next run tries again.
-            self.tell(told.map_or_else(Note, Change));
-        }
-    }
-
-    fn forget(&self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
-        if self.dry {
-            return Note(format!("{what}: would be forgotten"));
-        }
-        // A drain that was lifted by hand leaves its reason on the node.
-        if let Err(why) = controller.withdraw(&marker.reason, marker.note.as_deref()) {
-            return Problem(format!("{what}: its reason stays on the node: {why}"));
-        }
-        match markers::remove(&self.settings.paths, marker) {
-            Ok(()) => Change(format!("{what}: forgotten")),
-            Err(error) => Problem(format!("{what}: cannot be forgotten: {error}")),
-        }
-    }
-
-    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
-        if self.dry {
-            return Drain(format!(
-                "{what}: stands: would be lifted after a clean recheck"
-            ));
-        }
-        let left: Vec<String> = self.unfinished.iter().cloned().collect();
-        let check = LiftCheck {
-            paths: &self.settings.paths,
-            control: &self.settings.control,
-            left: &left,
-        };
-        if let Err(why) = check_before_lift(&mut self.node, marker, &check) {
-            return Problem(format!("{what}: stays: {why}"));
-        }
-        match drain::lift(&self.settings.paths, marker, controller) {
-            Ok(()) => Change(format!("{what}: lifted after a clean recheck")),
-            Err(why) => Problem(format!("{what}: not lifted: {why}")),
         }
     }
 }

@@ -462,7 +462,7 @@ impl Start {
         let Some(known) = self.unconfirmed.take() else {
             return Ok(());
         };
-        self.has_changed = !are_confirmed(node, &known, &self.journal.gpu_uuids())?;
+        self.has_changed = !are_confirmed(node, &known, self.journal.gpu_uuids())?;
         if self.has_changed {
             let why = "they have changed since an earlier job, and what was begun for those cannot be taken down";
             return Err(Undetermined::new("this node's GPUs", why).into());

@@ -6,7 +6,7 @@ use super::evidence;
 use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Node, Severity};
-use super::prepared::DrainTarget;
+use super::prepared::{DrainTarget, drain_prefix};
 use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
@@ -89,13 +89,11 @@ pub fn end_if(
     let last_words = observed
         .as_ref()
         .map(|observed| observed.last_words.clone());
-    if let Some(journal) = &journal {
-        let sharers = findings.sharers.clone();
-        let target = journal.drain_target();
-        evidence::of_silent_nvml(node, DrainTarget { sharers, ..target });
-    }
+    let target = target(job, ending, journal.as_ref(), &findings);
+    evidence::of_silent_nvml(node, target.clone());
     let mut lines = say(node, job, journal.as_ref(), &findings);
-    let drained = drain(node, job, ending, journal.as_ref(), &findings);
+    let site = Site::of(ending.settings);
+    let drained = evidence::drain(node, &target, site, &findings.faults);
     // Last: no caller waits for it.
     let mut end = JobEnd {
         last_words: last_words.unwrap_or_default(),
@@ -243,31 +241,28 @@ fn say(
     lines
 }
 
-/// Drains as configured when the job began: the configuration may be gone. Returns the line, and
-/// whether the scheduler has it.
-fn drain(
-    node: &mut impl Node,
+/// Where to drain, as configured when the job began: the configuration may be gone.
+fn target(
     job: &JobId,
     ending: &Ending<'_>,
     journal: Option<&Journal>,
     findings: &Findings,
-) -> Option<(String, bool)> {
-    let drain = &ending.settings.drain;
-    let known = journal.map(Journal::drain_target);
-    let site = Site::of(ending.settings);
-    let by_journal = known.as_ref().and_then(|known| known.slurm_conf.clone());
-    let target = DrainTarget {
-        job: known.as_ref().map_or(job, |known| &known.job).clone(),
-        sharers: findings.sharers.clone(),
-        scheduler: ending.scheduler,
-        node: ending.node.to_owned(),
-        uid: journal.map_or(0, |journal| journal.uid()),
-        slurm_conf: site.slurm_conf.clone().or(by_journal),
-        prefix: match &known {
-            Some(known) => known.prefix.clone(),
-            None => drain.enabled.then(|| drain.prefix.clone()),
+) -> DrainTarget {
+    let sharers = findings.sharers.clone();
+    match journal {
+        Some(journal) => DrainTarget {
+            sharers,
+            ..journal.drain_target()
         },
-        gpus: known.map(|known| known.gpus).unwrap_or_default(),
-    };
-    evidence::drain(node, &target, site, &findings.faults)
+        None => DrainTarget {
+            job: job.clone(),
+            sharers,
+            scheduler: ending.scheduler,
+            node: ending.node.to_owned(),
+            uid: 0,
+            prefix: drain_prefix(ending.settings),
+            slurm_conf: None,
+            gpus: Vec::new(),
+        },
+    }
 }

@@ -251,7 +251,7 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
             (Evidence::Survivor, held, format!("state D after {age} s"))
         }
         Suspect::Nvml => {
-            let held = node.inventory().is_err() && silent_nvml_is_held(node);
+            let held = node.inventory(None).is_err() && silent_nvml_is_held(node);
             let why = format!("no answer for {age} s, in the driver (state D)");
             (Evidence::Nvml, held, why)
         }

@@ -1,6 +1,6 @@
 //! The journal: the plan, and how much of it was begun. It is written before each effect.
 
-use super::prepared::{DrainTarget, Job};
+use super::prepared::{DrainTarget, Job, drain_prefix};
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::Record;
@@ -16,17 +16,6 @@ pub const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
 pub use mpsd_sys::process::{FileRef, ProcessId as ProcessRef};
-
-/// How this node is drained, as configured when the job began: the epilogue may run with the
-/// configuration gone.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct DrainPolicy {
-    pub enabled: bool,
-    pub prefix: String,
-    /// `SLURM_CONF`, if the prolog's environment named one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_conf: Option<String>,
-}
 
 /// The files that `mpsd`, the control daemon and the server run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -69,7 +58,13 @@ pub struct Journal {
     /// As they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Programs>,
-    pub drain: DrainPolicy,
+    /// What a drain's reason begins with; `None` if the site drains nothing. As configured when the
+    /// job began: the epilogue may run with the configuration gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_prefix: Option<String>,
+    /// `SLURM_CONF`, if the prolog's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     pub kill_clients: bool,
     /// Seconds since 1970.
@@ -124,11 +119,8 @@ impl Journal {
             proved: Vec::new(),
             starter: None,
             programs: None,
-            drain: DrainPolicy {
-                enabled: settings.drain.enabled,
-                prefix: settings.drain.prefix.clone(),
-                slurm_conf: job.site.slurm_conf.clone(),
-            },
+            drain_prefix: drain_prefix(settings),
+            slurm_conf: job.site.slurm_conf.clone(),
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             began: now(),
             ready_ms: None,
@@ -193,8 +185,8 @@ impl Journal {
             scheduler: self.scheduler,
             node: self.node.clone(),
             uid: self.uid(),
-            prefix: self.drain.enabled.then(|| self.drain.prefix.clone()),
-            slurm_conf: self.drain.slurm_conf.clone(),
+            prefix: self.drain_prefix.clone(),
+            slurm_conf: self.slurm_conf.clone(),
             gpus: self.gpu_names(),
         }
     }
@@ -234,7 +226,7 @@ mod tests {
             journal.record().daemons[0].pipe,
             PathBuf::from("/run/jobs/10.srv/pipe")
         );
-        assert!(journal.drain.enabled && journal.drain.prefix == "mpsd:");
+        assert_eq!(journal.drain_prefix.as_deref(), Some("mpsd:"));
     }
 
     #[test]

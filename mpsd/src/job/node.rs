@@ -107,16 +107,9 @@ pub trait Gpus {
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
     /// Ends NVML while other things are done.
     fn dismiss_nvml(&mut self) {}
-    /// All GPUs with their compute modes.
-    fn inventory(&mut self) -> Result<Inventory, Failure>;
-    /// The same, asked for `gpus` alone if those are as `known`.
-    fn inventory_again(
-        &mut self,
-        _known: &Inventory,
-        _gpus: &[GpuUuid],
-    ) -> Result<Inventory, Failure> {
-        self.inventory()
-    }
+    /// All GPUs. If some of them are as `known`, they alone are asked for.
+    fn inventory(&mut self, known: Option<(Inventory, Vec<GpuUuid>)>)
+    -> Result<Inventory, Failure>;
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;

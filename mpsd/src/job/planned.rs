@@ -46,10 +46,8 @@ pub(super) fn make_plan(
             (settings, plan, Some(known))
         }
         known => {
-            let now = match known {
-                Some(((_, plan), known)) => node.inventory_again(&known, &uuids(&plan))?,
-                None => node.inventory()?,
-            };
+            let known = known.map(|((_, plan), known)| (known, uuids(&plan)));
+            let now = node.inventory(known)?;
             remember(node, job, &now);
             let (settings, plan) = plan_for(&now)?;
             (settings, plan, None)
@@ -73,9 +71,9 @@ fn uuids(plan: &Plan) -> Vec<GpuUuid> {
 pub(super) fn are_confirmed(
     node: &mut impl Node,
     known: &Inventory,
-    gpus: &[GpuUuid],
+    gpus: Vec<GpuUuid>,
 ) -> Result<bool, Failure> {
-    let now = node.inventory_again(known, gpus)?;
+    let now = node.inventory(Some((known.clone(), gpus)))?;
     ledger::remember_gpus(node, &now);
     Ok(now == *known)
 }

@@ -51,6 +51,11 @@ impl DrainTarget {
     }
 }
 
+pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
+    let drain = &settings.drain;
+    drain.enabled.then(|| drain.prefix.clone())
+}
+
 /// A job that asked, with all that is known before its GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -98,14 +103,13 @@ impl Job {
     }
 
     pub fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
-        let drain = &self.settings.drain;
         DrainTarget {
             job: self.submission.job.clone(),
             sharers: BTreeSet::new(),
             scheduler: self.submission.scheduler,
             node: self.node.clone(),
             uid: self.user.uid,
-            prefix: drain.enabled.then(|| drain.prefix.clone()),
+            prefix: drain_prefix(&self.settings),
             slurm_conf: self.site.slurm_conf.clone(),
             gpus,
         }

@@ -2,22 +2,21 @@
 //! [`crate::job::node`].
 
 use super::worker::{NvmlWorker, Question};
-use super::{directories, failure, log, site_directory, unless_scarce};
+use super::{failure, log, site_directory, unless_scarce};
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Gpus, NodeSettings, Scheduling, Severity};
 use crate::job::{DrainTarget, Journal, User};
 use crate::plan::effects::Effect;
 use batch::control::Controller;
-use batch::drain::{self, Marker, Place, markers};
+use batch::drain::{self, Place, markers};
 use batch::gpu_host::unless_no_gpu_host;
 use batch::{Site, UserRef};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::gpu::{GpuProcess, Mig};
+use mpsd_core::gpu::GpuProcess;
 use mpsd_core::text;
-use mpsd_core::trusted::open_trusted;
-use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths, Refusal};
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Refusal};
 use mpsd_sys::cgroup::Cgroup;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::{Process, State};
@@ -29,7 +28,7 @@ use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
 use std::ffi::CString;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with
@@ -218,17 +217,14 @@ impl Gpus for RealNode {
         }
     }
 
-    fn inventory(&mut self) -> Result<Inventory, Failure> {
-        let inventory = self.ask(&Question::Inventory);
-        inventory.map_err(|failure| unless_no_gpu_host(failure, &self.in_force.nvml))
-    }
-
-    fn inventory_again(
+    fn inventory(
         &mut self,
-        known: &Inventory,
-        gpus: &[GpuUuid],
+        known: Option<(Inventory, Vec<GpuUuid>)>,
     ) -> Result<Inventory, Failure> {
-        let inventory = self.ask(&Question::InventoryAgain(known.clone(), gpus.to_vec()));
+        let question = known.map_or(Question::Inventory, |(known, gpus)| {
+            Question::InventoryAgain(known, gpus)
+        });
+        let inventory = self.ask(&question);
         inventory.map_err(|failure| unless_no_gpu_host(failure, &self.in_force.nvml))
     }
 
@@ -332,43 +328,4 @@ impl Console for RealNode {
     fn wait_until(&mut self, end: Deadline) {
         while end.sleep(WAIT_STEP) {}
     }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct LiftCheck<'a> {
-    pub paths: &'a Paths,
-    pub control: &'a Path,
-    /// Directories of jobs that their scheduler has let go, and that could not be taken down.
-    pub left: &'a [String],
-}
-
-/// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is
-/// trusted, run_dir is as jobs need it, and nothing of a job that is gone is left.
-pub fn check_before_lift(
-    node: &mut impl Gpus,
-    marker: &Marker,
-    check: &LiftCheck<'_>,
-) -> Result<(), String> {
-    if !check.left.is_empty() {
-        return Err(format!(
-            "jobs that are gone, or may be, have left something: {}",
-            check.left.join(", ")
-        ));
-    }
-    open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {e}"))?;
-    let mut run = directories::run(check.paths).into_iter();
-    run.try_for_each(|one| one.map(drop))?;
-    let inventory = node.inventory().map_err(|e| e.to_string())?;
-    for name in &marker.gpus {
-        let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;
-        // MIG devices do not outlive a boot, nor the next division of their GPU.
-        if !uuid.is_mig() && inventory.by_uuid(&uuid).is_none() {
-            return Err(format!("NVML does not list GPU {uuid}"));
-        }
-    }
-    for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
-        node.compute_mode(&gpu.uuid).map_err(|e| e.to_string())?;
-    }
-    // Some drains are for a place that could not be written.
-    markers::write(check.paths, marker)
 }

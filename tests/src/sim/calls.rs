@@ -55,7 +55,7 @@ impl Sim {
 impl Gpus for Sim {
     fn use_nvml(&mut self, _: &str) {}
 
-    fn inventory(&mut self) -> Result<Inventory, Failure> {
+    fn inventory(&mut self, _: Option<(Inventory, Vec<GpuUuid>)>) -> Result<Inventory, Failure> {
         self.call("inventory")?;
         Ok(self.world.borrow().inventory.clone())
     }
