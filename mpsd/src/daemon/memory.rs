@@ -98,11 +98,11 @@ pub struct MemoryWatch {
 
 impl MemoryWatch {
     pub fn new(spec: &Spec) -> Self {
-        let daemons = || spec.daemons.iter();
+        let daemons = spec.daemons.iter();
         Self {
             policy: spec.over_limit,
-            limits: daemons().flat_map(|daemon| daemon.memory.clone()).collect(),
-            gpus: daemons().flat_map(|daemon| daemon.gpus.clone()).collect(),
+            limits: daemons.flat_map(|daemon| daemon.memory.clone()).collect(),
+            gpus: spec.gpus(),
             told: BTreeSet::new(),
             told_jobs: BTreeSet::new(),
             ending: BTreeSet::new(),

@@ -25,9 +25,8 @@ pub struct OutsideWatch {
 
 impl OutsideWatch {
     pub fn new(spec: &Spec) -> Self {
-        let gpus = spec.daemons.iter().flat_map(|daemon| daemon.gpus.clone());
         Self {
-            gpus: gpus.collect(),
+            gpus: spec.gpus(),
             pause: FIRST,
             next: spec.outside.then(|| Instant::now() + FIRST),
         }

@@ -34,8 +34,8 @@ pub struct UsageWatch {
 
 impl UsageWatch {
     pub fn new(spec: &Spec) -> Self {
-        let gpus = spec.daemons.iter().flat_map(|daemon| daemon.gpus.clone());
-        let gpus: Vec<_> = gpus.filter(|_| spec.usage).collect();
+        let mut gpus = spec.gpus();
+        gpus.retain(|_| spec.usage);
         Self {
             recorder: Recorder::of(&gpus),
             gpus: gpus

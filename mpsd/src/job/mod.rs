@@ -20,6 +20,7 @@ pub mod report;
 pub mod report_text;
 mod shared;
 pub mod spec;
+mod start;
 pub mod store;
 pub mod tally;
 mod undo;

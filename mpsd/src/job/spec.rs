@@ -3,7 +3,7 @@
 use super::journal::Journal;
 use mpsd_core::config::{MemoryOverLimit, Settings};
 use mpsd_core::record::{self, Daemon};
-use mpsd_core::{JobId, Paths};
+use mpsd_core::{GpuUuid, JobId, Paths};
 use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -65,6 +65,11 @@ impl Spec {
     pub fn sharers(&self) -> BTreeSet<JobId> {
         let list = self.sharers_file();
         list.map_or_else(BTreeSet::new, |list| record::sharers(&list))
+    }
+
+    pub fn gpus(&self) -> Vec<GpuUuid> {
+        let gpus = self.daemons.iter().flat_map(|daemon| &daemon.gpus);
+        gpus.cloned().collect()
     }
 
     pub fn command_time(&self) -> Duration {

@@ -1,0 +1,287 @@
+//! A start: carries the effects of a plan out, proves what they started, and undoes them if one
+//! fails. Each effect is in the journal before it is done.
+
+use super::audit;
+use super::claim;
+use super::evidence;
+use super::findings::FailedStart;
+use super::journal::Journal;
+use super::ledger;
+use super::node::{LockGuard, Node, Severity};
+use super::outcome::{self, Failing};
+use super::planned::are_confirmed;
+use super::prepared::Job;
+use super::shared;
+use super::spec::Spec;
+use super::store::Store as _;
+use super::undo;
+use crate::plan::effects::{Effect, Plan};
+use mpsd_core::failure::Undetermined;
+use mpsd_core::record::{Record, RecordState};
+use mpsd_core::{Failure, Inventory, JobId};
+use mpsd_sys::deadline::Deadline;
+use mpsd_sys::now;
+use std::time::Instant;
+
+pub(super) struct Start {
+    pub(super) journal: Journal,
+    spec: Spec,
+    /// The GPUs that the plan goes by, until NVML has confirmed them.
+    pub(super) unconfirmed: Option<Inventory>,
+    /// NVML tells others.
+    has_changed: bool,
+    /// Run `mps-probe` until then.
+    pub(super) verify: Option<Deadline>,
+    /// Its user had another process on the node when `mpsd` started.
+    user_was_here: bool,
+    began: Instant,
+    pub(super) held: LockGuard,
+}
+
+impl Start {
+    pub(super) fn new(journal: Journal, spec: Spec, began: Instant, held: LockGuard) -> Self {
+        Self {
+            journal,
+            spec,
+            unconfirmed: None,
+            has_changed: false,
+            verify: None,
+            user_was_here: false,
+            began,
+            held,
+        }
+    }
+
+    pub(super) fn say_notes(&self, node: &mut impl Node) {
+        let job = self.journal.job();
+        for warning in &self.journal.record().warnings {
+            let line = format!("job {job}: {warning}");
+            node.log(Severity::Warning, &line);
+            // Torque: the job's own error file.
+            node.complain(&line);
+        }
+        for note in &self.journal.plan.notes {
+            node.log(Severity::Info, &format!("job {job}: {note}"));
+        }
+    }
+
+    pub(super) fn or_undo<N: Node>(
+        &mut self,
+        node: &mut N,
+        work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
+    ) -> Result<(), FailedStart> {
+        work(self, node).map_err(|mut failed| {
+            failed
+                .findings
+                .merge(undo::undo_effects(node, &self.journal));
+            // Now, because the mark goes with the directory.
+            failed.job_ended = node.is_cancelled(self.journal.job());
+            if !self.may_begin_again(&failed) {
+                undo::remove(node, &self.journal, &mut failed.findings);
+            }
+            failed.gpus = self.journal.gpu_names();
+            failed
+        })
+    }
+
+    pub(super) fn may_begin_again(&self, failed: &FailedStart) -> bool {
+        self.has_changed && failed.findings.is_clean() && !failed.job_ended
+    }
+
+    /// Carries the plan out. After its last effect `mpsd` is starting.
+    pub(super) fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
+        while self.journal.begun < self.journal.plan.effects.len() {
+            let number = self.journal.begun;
+            self.journal.begun += 1;
+            if let Err(failure) = node.write_journal(&self.journal) {
+                // An effect that is not in the journal is not done, so it must not be undone.
+                self.journal.begun = number;
+                return Err(failure.into());
+            }
+            self.perform(node, number)?;
+        }
+        Ok(())
+    }
+
+    fn perform<N: Node>(&mut self, node: &mut N, number: usize) -> Result<(), FailedStart> {
+        let journal = &mut self.journal;
+        match journal.plan.effects[number].clone() {
+            Effect::ClaimGpu { gpu } => claim::enter(node, journal.job(), &gpu)?,
+            Effect::SetComputeMode { gpu, mode } => {
+                claim::set_mode(node, journal.job(), &gpu, mode)?
+            }
+            Effect::JoinShared { gpu } => {
+                expect_its_job(node, journal.job())?;
+                let mut plans = self.journal.plan.shared.iter();
+                let plan = plans.find(|plan| plan.record.gpus[0].uuid == gpu);
+                let plan =
+                    plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
+                let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
+                let shared = shared::join(
+                    node,
+                    self.journal.job(),
+                    &plan.record.job,
+                    begin,
+                    undo::undo,
+                )?;
+                let job = self.journal.job();
+                if let Err(why) = node.note_before(job, self.journal.uid(), &gpu) {
+                    // No job fails because its report lacks something.
+                    let id = shared.job();
+                    let line =
+                        format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
+                    node.log(Severity::Warning, &line);
+                }
+                if let Some(deadline) = self.verify {
+                    node.probe(&shared, &shared.record().daemons[0], deadline)?;
+                }
+            }
+            Effect::MakeCgroup => {
+                journal.cgroup = node.make_cgroup(journal)?;
+                node.write_journal(journal)?;
+            }
+            Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon)?,
+            Effect::StartSupervisor => {
+                expect_its_job(node, journal.job())?;
+                journal.supervisor = Some(node.start_supervisor(journal, &self.spec)?);
+                node.write_journal(journal)?;
+                // Costs nothing: NVIDIA's program and NVML take longer to start.
+                self.user_was_here = node.user_is_here(journal);
+                self.confirm(node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has NVML confirm the GPUs that the plan goes by.
+    fn confirm<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
+        let Some(known) = self.unconfirmed.take() else {
+            return Ok(());
+        };
+        self.has_changed = !are_confirmed(node, &known, self.journal.gpu_uuids())?;
+        if self.has_changed {
+            let why = "they have changed since an earlier job, and what was begun for those cannot be taken down";
+            return Err(Undetermined::new("this node's GPUs", why).into());
+        }
+        self.say_notes(node);
+        Ok(())
+    }
+
+    /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this
+    /// process.
+    pub(super) fn finish(mut self, node: &mut impl Node, alone: bool) -> Result<(), FailedStart> {
+        self.or_undo(node, |start, node| {
+            if alone && let Some(own) = node.own_process() {
+                start.journal.starter = Some(own);
+                node.write_journal(&start.journal)?;
+            }
+            start.carry_out(node)?;
+            if start.journal.plan.shared.is_empty() {
+                start.prove(node)?;
+                if let Some(deadline) = start.verify {
+                    let mut daemons = start.journal.record().daemons.iter();
+                    daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
+                }
+            } else {
+                start.note_ready(node)?;
+            }
+            expect_its_job(node, start.journal.job())?;
+            start.tell_tasks(node, RecordState::Ready)?;
+            Ok(())
+        })?;
+        node.audit(&audit::begun(&self.journal));
+        Ok(())
+    }
+
+    /// This process returns, and a process of its own finishes the start. The record gets the
+    /// outcome.
+    pub(super) fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
+        let mut start = Some(self);
+        let detached = node.detach(|node| {
+            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, true)) {
+                outcome::of_failure(node, &Failing::of(job, false), &failed);
+            }
+        });
+        match start {
+            // The child shares this lock. Releasing it here would release the child's too.
+            start if detached => {
+                std::mem::forget(start);
+                Ok(())
+            }
+            Some(start) => start.finish(node, false),
+            None => Ok(()),
+        }
+    }
+
+    fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
+        expect_its_job(node, self.journal.job())?;
+        let proved = node
+            .await_ready(&self.journal, &self.spec)
+            .map_err(|failure| {
+                evidence::of_failed_start(node, &self.journal, self.user_was_here, failure)
+            })?;
+        ledger::forget_failed_starts(node);
+        // A process that the driver holds at the job's end counts against the node only if it is
+        // one of these.
+        self.journal.proved = proved;
+        self.note_ready(node)
+    }
+
+    fn note_ready(&mut self, node: &mut impl Node) -> Result<(), Failure> {
+        self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
+        node.write_journal(&self.journal)
+    }
+
+    pub(super) fn tell_tasks(
+        &self,
+        node: &mut impl Node,
+        state: RecordState,
+    ) -> Result<(), Failure> {
+        let record = self.journal.record().clone();
+        node.write_record(&Record { state, ..record })
+    }
+}
+
+/// Begins the MPS of `plan`, which the job of `sharer` is the first to share. Returns its journal.
+/// The caller has made its directory, and `held` is its lock.
+fn begin_shared(
+    node: &mut impl Node,
+    sharer: &Start,
+    plan: &Plan,
+    held: LockGuard,
+) -> Result<Journal, FailedStart> {
+    let journal = Journal {
+        plan: plan.clone(),
+        begun: 0,
+        began: now(),
+        ready_ms: None,
+        ..sharer.journal.clone()
+    };
+    let job = journal.job().clone();
+    let spec = Spec {
+        job: job.clone(),
+        daemons: journal.record().daemons.clone(),
+        // Its GPU may have other jobs of the user.
+        outside: false,
+        ..sharer.spec.clone()
+    };
+    let mut start = Start::new(journal, spec, Instant::now(), held);
+    let sharer = sharer.journal.job();
+    start.or_undo(node, |start, node| {
+        start.carry_out(node)?;
+        Ok(start.prove(node)?)
+    })?;
+    let line = format!("shared MPS {job}: begun for job {sharer}");
+    node.log(Severity::Info, &line);
+    Ok(start.journal)
+}
+
+/// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or
+/// has given up on it.
+fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
+    if node.is_cancelled(job) {
+        let why = "it ended while its MPS was starting";
+        return Err(Undetermined::new(format!("job {job}"), why));
+    }
+    Ok(())
+}
