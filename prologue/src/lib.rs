@@ -267,7 +267,11 @@ impl Prologue {
         let job = Failing {
             submission,
             settings: &settings,
-            place: place(submission, &settings, &name),
+            place: Place {
+                scheduler: submission.scheduler,
+                site: Site::of(&settings),
+                node: &name,
+            },
             user: user.as_ref(),
             prepared: None,
             record: self.arguments.record,
@@ -342,12 +346,4 @@ fn home_of_caller() -> Option<PathBuf> {
 
 fn to_record(settings: &Settings) -> RealNode {
     RealNode::new(NAME, settings, RECORD_LIMIT, RECORD_LIMIT / 3)
-}
-
-fn place<'a>(submission: &Submission, settings: &Settings, node: &'a str) -> Place<'a> {
-    Place {
-        scheduler: submission.scheduler,
-        site: Site::of(settings),
-        node,
-    }
 }

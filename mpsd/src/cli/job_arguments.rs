@@ -35,7 +35,6 @@ pub struct JobArguments {
     pub positional: Vec<OsString>,
 }
 
-/// What a job asks for.
 #[derive(Debug, Clone)]
 pub struct Asked {
     pub request: Request,

@@ -15,7 +15,6 @@ use std::fmt::Display;
 use std::io::{Write as _, stdout};
 use std::path::Path;
 
-/// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
 
 /// The release, and the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds

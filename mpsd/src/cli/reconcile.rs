@@ -31,7 +31,6 @@ use ReportLine::{Change, Drain, Note, Problem};
 /// It waits this much longer for a job's end than that may take.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Reconcile {
     /// Print what would be done, and do nothing
@@ -46,7 +45,6 @@ pub struct Reconcile {
     pub node: Option<String>,
 }
 
-/// `mpsctl undrain`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Undrain {
     /// The node's name in the scheduler; this host's if not given
@@ -62,7 +60,6 @@ pub struct ReconcileReport {
     pub told: Vec<ReportLine>,
 }
 
-/// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, derive_more::Display)]
 #[serde(tag = "kind", content = "text")]
 pub enum ReportLine {

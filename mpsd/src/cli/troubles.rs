@@ -7,7 +7,6 @@ use std::sync::LazyLock;
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trouble {
-    /// A short name, as a heading.
     pub name: String,
     /// Numbers of CUDA errors that mean it.
     #[serde(default)]
@@ -21,7 +20,6 @@ pub struct Trouble {
     pub source: String,
 }
 
-/// The table of `troubles.toml`.
 pub static TROUBLES: LazyLock<Vec<Trouble>> = LazyLock::new(|| {
     #[derive(Default, Deserialize)]
     struct Table {

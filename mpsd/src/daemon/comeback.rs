@@ -58,7 +58,6 @@ impl Comeback {
         !self.coming.is_empty() || !self.waiting.is_empty()
     }
 
-    /// How soon a daemon that begins must be looked at.
     pub fn period(&self) -> Option<Duration> {
         let ends = self.coming.iter().map(|next| next.end.remaining());
         ends.chain(self.again.then_some(start::RETRY)).min()

@@ -206,7 +206,6 @@ impl Proof {
 pub enum Event {
     /// `NEW SERVER 691: Ready`.
     Ready(i32),
-    /// `Server has started`.
     Started,
     /// `Active Threads Percentage set to 25.0`.
     Threads(f64),

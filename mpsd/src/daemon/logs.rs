@@ -15,7 +15,6 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub const CONTROL_LOG: &str = "control.log";
-/// The log of a daemon that another one has replaced.
 const EARLIER_LOG: &str = "control.log.1";
 const USER_LOG: &str = "mpsd.log";
 const LONGEST_LINE: usize = 4096;

@@ -75,12 +75,10 @@ struct JobsOfClients {
     /// The jobs of the clients whose cgroup tells it.
     known: BTreeMap<i32, JobId>,
     paths: Paths,
-    /// Root's list of the jobs.
     sharers: PathBuf,
 }
 
 impl JobsOfClients {
-    /// `None`: the daemons of one job.
     fn of(spec: &Spec) -> Option<Self> {
         Some(Self {
             known: BTreeMap::new(),

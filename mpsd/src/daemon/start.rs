@@ -40,12 +40,10 @@ impl Running {
         lines
     }
 
-    /// The server that it began with.
     pub fn server(&self) -> Option<i32> {
         self.server
     }
 
-    /// Whether its server is up, with the limits.
     pub fn is_ready(&self) -> bool {
         self.server.is_some()
     }

@@ -50,7 +50,6 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
     say(&format!("quit -t {FORCED_QUIT_S}\n"), forced).map(|_| ())
 }
 
-/// Ends those of `meant` that are clients of the daemons, and says how many there were.
 pub fn clients(spec: &Spec, meant: &[i32]) -> Result<usize, String> {
     let limit = spec.command_time();
     let mut ended = 0;

@@ -16,7 +16,6 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Longest time between two looks: the driver's buffer of samples is longer
 /// (docs/facts/mps-control.md#what-the-driver-counts).
 const PERIOD: Duration = Duration::from_secs(10);
-/// Shortest time between two looks when clients come and go.
 const LEAST: Duration = Duration::from_secs(1);
 /// The shortest bucket, milliseconds. A job of fifteen seconds fills the chart.
 const SHORTEST_MS: u64 = 250;
@@ -25,7 +24,6 @@ const SHORTEST_MS: u64 = 250;
 pub struct UsageWatch {
     gpus: Vec<(GpuUuid, LookEnd)>,
     clients: u64,
-    /// When the present clients came.
     since: Instant,
     next: Option<Instant>,
     last: Option<Instant>,
@@ -49,7 +47,6 @@ impl UsageWatch {
         }
     }
 
-    /// The job has this number of clients now.
     pub fn clients(&mut self, clients: u64) {
         if clients == self.clients || self.gpus.is_empty() {
             return;
@@ -121,7 +118,6 @@ impl Mean {
         self.weight = self.weight.saturating_add(weight);
     }
 
-    /// Rounded.
     fn percent(self) -> Option<u8> {
         let rounded = (self.sum + self.weight / 2).checked_div(self.weight)?;
         u8::try_from(rounded).ok()

@@ -11,7 +11,6 @@ pub struct Account {
     pub version: u32,
     pub users: BTreeSet<JobId>,
     pub found: ComputeMode,
-    /// The mode that we set, or were about to set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<ComputeMode>,
 }

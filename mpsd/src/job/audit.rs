@@ -24,7 +24,6 @@ pub fn begun(journal: &Journal) -> Entry {
     entry(journal, "begin", &line, why.into_iter().collect())
 }
 
-/// `MPS=auto` gives the job none.
 pub fn unneeded(job: &Job, why: &str) -> Entry {
     let id = &job.submission.job;
     Entry {

@@ -23,7 +23,6 @@ use std::time::Instant;
 /// When the prologue returns: a value of its `--wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReturnWhen {
-    /// When the server is proved ready.
     Ready,
     /// When it is being started; a process of its own proves it, and the record tells.
     Started,

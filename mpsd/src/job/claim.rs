@@ -115,9 +115,7 @@ pub(super) fn leave(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub gpu: GpuUuid,
-    /// The jobs that its account names and that have no directory.
     pub users: Vec<JobId>,
-    /// There is a lock and no account.
     pub lock_alone: bool,
 }
 

@@ -38,7 +38,6 @@ pub struct JobEnd {
     pub last_words: Vec<String>,
     /// The job's report, if its user asked to read it.
     pub report: Option<JobReport>,
-    /// One line of it.
     pub summary: Option<String>,
     /// The job's site brought it in, so its own output has none of all this.
     pub by_site: bool,

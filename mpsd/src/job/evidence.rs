@@ -180,7 +180,6 @@ fn hangs(node: &mut impl Node, journal: &Journal, process: ProcessRef) -> bool {
     is_proved && is_held_by_driver(node, process, journal.uid())
 }
 
-/// Whether a process of this MPS hangs while jobs use it.
 pub(super) fn is_hung(node: &mut impl Node, journal: &Journal) -> bool {
     let mut own = node.own(journal).into_iter();
     own.any(|member| hangs(node, journal, member.process))

@@ -9,7 +9,6 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
-    /// Lines for the report.
     pub notes: Vec<String>,
     /// The jobs that shared an MPS that was taken down. A drain names them.
     pub sharers: BTreeSet<JobId>,
@@ -63,7 +62,6 @@ fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
     }
 }
 
-/// A start that failed, with what its rollback found.
 #[derive(Debug)]
 pub struct FailedStart {
     pub failure: Failure,

@@ -17,7 +17,6 @@ pub const VERSION: u32 = 1;
 /// A process by pid and start time; a file by device and inode.
 pub use mpsd_sys::process::{FileRef, ProcessId as ProcessRef};
 
-/// The files that `mpsd`, the control daemon and the server run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Programs {
     pub mpsd: Option<FileRef>,
@@ -158,7 +157,6 @@ impl Journal {
         effects[..self.begun.min(effects.len())].iter().rev()
     }
 
-    /// The GPUs on which it joined the MPS of its user's jobs, or was about to.
     pub fn shared(&self) -> impl Iterator<Item = &GpuUuid> {
         self.to_undo().filter_map(|effect| match effect {
             Effect::JoinShared { gpu } => Some(gpu),

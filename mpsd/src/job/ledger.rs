@@ -34,7 +34,6 @@ const SECRET: u32 = 0o600;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     version: u32,
-    /// The last failed start of each user, by user id.
     #[serde(default)]
     failed_starts: BTreeMap<u32, LastFailure>,
     #[serde(default)]
@@ -207,7 +206,6 @@ pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
     });
 }
 
-/// Keeps the GPUs for the starts to come.
 pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
     if Ledger::read(files).gpus.as_ref() != Some(gpus) {
         Ledger::change(files, |ledger, _| ledger.gpus = Some(gpus.clone()));
@@ -225,7 +223,6 @@ pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
     still
 }
 
-/// Remembers `worker`, which was killed, if it still lives.
 pub fn remember_worker(node: &mut (impl Files + Members), worker: ProcessRef) {
     if lives(node, worker) {
         Ledger::change(node, |ledger, _| ledger.hung_worker = Some(worker));

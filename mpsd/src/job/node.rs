@@ -23,19 +23,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest wait for the lock of a GPU or a job.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 
-/// A lock that is held until it is dropped.
 pub type LockGuard = Box<dyn Any>;
 
-/// What a process of a job's MPS is.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// `mpsd`, the supervisor.
     #[display("mpsd")]
     Supervisor,
     #[display("mps-control")]
@@ -59,7 +55,6 @@ pub enum Rung {
 }
 
 impl Rung {
-    /// How long it may take of `total`.
     pub fn time(self, total: Duration) -> Duration {
         match self {
             // Each command may hang forever behind a stopped server, and the control daemon ends in
@@ -90,7 +85,6 @@ impl Member {
 /// The threads of a user that ignore signals while they wait, or wait in the driver.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Waiting {
-    /// The effective user of these processes.
     pub uid: u32,
     /// Equal threads stand here once. A stack ends with the driver's innermost frame; without one
     /// it is empty.
@@ -100,12 +94,10 @@ pub struct Waiting {
 /// The node's GPUs, through NVML. An error is a fault if NVML is broken or a GPU is lost; else
 /// undetermined.
 pub trait Gpus {
-    /// Uses this NVML library from now on.
     fn use_nvml(&mut self, library: &str);
     /// Loads NVML, and looks at `gpus`, while other things are done. The first question reports a
     /// failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
-    /// Ends NVML while other things are done.
     fn dismiss_nvml(&mut self) {}
     /// All GPUs. If some of them are as `known`, they alone are asked for.
     fn inventory(&mut self, known: Option<(Inventory, Vec<GpuUuid>)>)
@@ -123,7 +115,6 @@ pub trait Gpus {
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     pub paths: Paths,
-    /// Time for the lock of a GPU or a job.
     pub lock_time: Duration,
     pub teardown: Duration,
     /// When the removal of users' files stops. The next end or `mpsctl reconcile` goes on.
@@ -145,7 +136,6 @@ impl NodeSettings {
 /// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what
 /// the entry is instead.
 pub trait Files {
-    /// Where files are, and how long root may take.
     fn settings(&self) -> &NodeSettings;
     /// Takes the exclusive lock of the file at `path`, which it makes. A bound is the error if
     /// `deadline` passes.
@@ -197,7 +187,6 @@ pub trait Files {
 pub trait Daemons {
     /// Checks that NVIDIA's control program is root's and can be run.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
-    /// The files that `mpsd`, the control daemon and the server run now.
     fn programs(&mut self, control: &Path) -> Programs;
     /// Makes the job's cgroup; `None` if the node has none that we can use.
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
@@ -227,7 +216,6 @@ pub trait Daemons {
     fn end_starter(&mut self, starter: ProcessRef);
 }
 
-/// The processes of a job's MPS, and of its user.
 pub trait Members {
     /// The processes in the job's own cgroup. Reads nothing that a user can block.
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
@@ -237,7 +225,6 @@ pub trait Members {
     /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has
     /// none. One unreadable process does not stop the look at the others.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
-    /// [`Members::process`], with this role.
     fn member(&mut self, pid: i32, role: Role) -> Option<Member> {
         self.process(pid).map(|(process, state)| Member {
             process,
@@ -302,7 +289,6 @@ pub trait Members {
 }
 
 pub trait Scheduling {
-    /// The scheduler's orders for the node of `place`.
     fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
     /// The reason of a drain of `node` that its scheduler has not got yet.
     fn undelivered(&mut self, node: &str) -> Option<String>;
@@ -341,14 +327,11 @@ pub enum Severity {
 
 pub trait Console {
     fn log(&mut self, severity: Severity, line: &str);
-    /// Writes an entry of the audit trail to the node's log.
     fn audit(&mut self, entry: &Entry) {
         self.log(Severity::Info, &entry.line);
     }
-    /// Writes a line for the program's caller.
     fn complain(&mut self, line: &str);
     fn since_boot(&self) -> u64;
-    /// Does nothing until `end`.
     fn wait_until(&mut self, end: Deadline);
 }
 

@@ -25,13 +25,11 @@ const EXIT_MARGIN: Duration = Duration::from_secs(1);
 /// against the job.
 pub const UNCOUNTED: u8 = 3;
 
-/// What is known of a job whose start failed.
 #[derive(Debug)]
 pub struct Failing<'a> {
     pub submission: &'a Submission,
     pub settings: &'a Settings,
     pub place: Place<'a>,
-    /// `None`: this node does not know its user.
     pub user: Option<&'a User>,
     /// It failed after all of this was known, so the node may be at fault.
     pub prepared: Option<&'a Job>,

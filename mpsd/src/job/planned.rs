@@ -14,7 +14,6 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
 use mpsd_core::{Failure, GpuUuid, Inventory};
 
-/// How a start gets to know the node's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GpusKnown {
     /// By the ledger, if that knows them. NVML confirms it while the control daemon comes up.

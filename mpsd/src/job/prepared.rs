@@ -87,7 +87,6 @@ impl Job {
         }
     }
 
-    /// What its plan depends on, with these devices and the node's GPUs.
     pub fn case<'a>(&'a self, devices: &'a Devices, inventory: &'a Inventory) -> Case<'a> {
         Case {
             config: &self.config,

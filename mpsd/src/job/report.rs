@@ -19,7 +19,6 @@ const LONGEST_LINE: usize = 500;
 /// How the note of a later end begins.
 const AGAIN: &str = "looked at again ";
 
-/// What root keeps of a job.
 #[derive(Debug, Clone, Copy)]
 pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
@@ -58,7 +57,6 @@ pub struct JobReport {
     pub ready_ms: Option<u64>,
     /// Seconds since 1970 at which its end was reached.
     pub ended: u64,
-    /// How long its end took, milliseconds.
     pub teardown_ms: u64,
     /// The node is as it was before the job, compute modes too.
     pub as_before: bool,
@@ -99,7 +97,6 @@ impl JobReport {
         })
     }
 
-    /// One line for the job's own output.
     pub fn summary(&self) -> Option<String> {
         let text = self.said_by_user.as_ref()?.summary(&self.gpus, self.shared);
         Some(format!(

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The descriptor on which `mpsd` finds its [`Spec`].
 pub const SPEC_FD: i32 = 3;
 /// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here,
 /// and reads [`GO`] from it.
@@ -38,9 +37,7 @@ pub struct Spec {
     pub servers: Vec<i32>,
     /// Time for all of them to be ready, milliseconds.
     pub start_ms: u64,
-    /// Time for one control command, milliseconds.
     pub command_ms: u64,
-    /// What to do with a client over its memory limit.
     pub over_limit: MemoryOverLimit,
     /// Look at what the job's GPUs do, for its report.
     #[serde(default)]

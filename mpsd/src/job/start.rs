@@ -153,7 +153,6 @@ impl Start {
         Ok(())
     }
 
-    /// Has NVML confirm the GPUs that the plan goes by.
     fn confirm<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
         let Some(known) = self.unconfirmed.take() else {
             return Ok(());

@@ -22,7 +22,6 @@ use std::time::Duration;
 /// Root's directories: all users may pass through to a pipe, and none may list.
 const PASSABLE: u32 = 0o711;
 const SECRET: u32 = 0o600;
-/// The record is for the job's tasks.
 const READABLE: u32 = 0o644;
 /// Room for the sockets, which take five entries and a page.
 const PIPE_ROOM: TmpfsSize = TmpfsSize {
@@ -40,7 +39,6 @@ const REMOVE_TIME: Duration = Duration::from_secs(5);
 /// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
 
-/// The jobs that share an MPS.
 type Sharers = BTreeSet<JobId>;
 
 /// `x` of `.x.lock`.
@@ -125,7 +123,6 @@ pub trait Store: Files {
         self.lock_in_time(&self.account_lock(gpu))
     }
 
-    /// The account of `gpu`, under its lock.
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
         let file = self.settings().paths.gpu(gpu);
         self.forget_write(&file).or_fault()?;
@@ -221,7 +218,6 @@ pub trait Store: Files {
         Ok(None)
     }
 
-    /// Whether there is a directory, a lock or a list of a shared MPS.
     fn has_shared(&self, id: &JobId) -> bool {
         let is_listed = self.is_there(&self.job_files(id).sharers());
         is_listed || self.has_directory(id) || self.has_lock(id)
@@ -245,7 +241,6 @@ pub trait Store: Files {
         Ok(sharers?.unwrap_or_default())
     }
 
-    /// Writes their list, or removes it if it is empty.
     fn write_sharers(&mut self, id: &JobId, sharers: &Sharers) -> Result<(), Failure> {
         let file = self.job_files(id).sharers();
         if sharers.is_empty() {
@@ -256,7 +251,6 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    /// Every shared MPS that has a directory, a lock or a list here.
     fn all_shared(&self) -> Result<BTreeSet<JobId>, Failure> {
         let names = self.names(&self.settings().paths.shared()).or_fault()?;
         let id = |name: &String| {
@@ -309,7 +303,6 @@ pub trait Store: Files {
         Ok(names)
     }
 
-    /// The jobs with a lock and no directory, by their directories' names.
     fn job_locks(&self) -> Result<Vec<String>, Failure> {
         let names = self.names(&self.settings().paths.jobs()).or_fault()?;
         let locks = names.iter().filter_map(|name| locked(name));
@@ -380,7 +373,6 @@ pub trait Store: Files {
             .or_fault()
     }
 
-    /// Whether a user keeps the lock of one of the job's directories.
     fn are_locked(&mut self, journal: &Journal) -> bool {
         let daemons = 0..journal.record().daemons.len();
         let all: Vec<PathBuf> = daemons
@@ -390,7 +382,6 @@ pub trait Store: Files {
         self.are_directories_kept(&all, KEPT.min(self.settings().teardown / 4))
     }
 
-    /// Removes the directories of daemon `n` with all that the user put there.
     fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let paths = self.users_directories(journal, n);
         let removed = self.remove_users_directories(&paths, self.bounds());
@@ -465,7 +456,6 @@ pub trait Store: Files {
         all.reduce(Observations::and)
     }
 
-    /// The job's tasks that a signal ended, as root noted them.
     fn killed_tasks(&mut self, job: &JobId) -> Vec<KilledTask> {
         let found = self.read(&self.job_files(job).file(KILLED), killed::LONGEST);
         killed::parse(&found.ok().flatten().unwrap_or_default())

@@ -34,7 +34,6 @@ pub struct Tally {
     /// count stays.
     pub begun: u64,
     pub ended: u64,
-    /// Ended jobs after which the node was not as before.
     pub left: u64,
     /// Jobs for which the node was drained: at their end, for their failed start, or at a second
     /// look.
@@ -52,7 +51,6 @@ pub struct Tally {
     pub over_memory: u64,
     /// Jobs with a GPU that no client used at any look.
     pub idle_gpu: u64,
-    /// Jobs with advice in their report, by its rule.
     pub advised: BTreeMap<String, u64>,
 }
 

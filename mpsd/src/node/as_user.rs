@@ -84,7 +84,6 @@ pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Dead
 }
 
 impl RealNode {
-    /// Our program `name`, to be run as the job's user in the job's cgroup.
     pub(super) fn as_user(
         &self,
         journal: &Journal,

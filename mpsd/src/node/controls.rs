@@ -27,7 +27,6 @@ const ALL_LOOKS: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct ControlDaemon {
     pub uid: u32,
-    /// As its environment names it.
     pub pipe: Option<PathBuf>,
     /// A scheduler's cgroup has it: a job started it.
     pub is_of_job: bool,

@@ -115,7 +115,7 @@ impl Files for RealNode {
         room: TmpfsSize,
     ) -> Result<(), FileError> {
         let owner = (journal.uid(), journal.gid);
-        bounded(self, journal.job(), path, room, (PRIVATE, owner))
+        bounded(self, journal.job(), path, room, owner)
     }
 
     /// Follows no link, and bounds every wait.
@@ -170,8 +170,7 @@ impl Files for RealNode {
     }
 }
 
-/// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode
-/// and owner.
+/// Makes the directory `path`, in which a user of `job` has files, with so much room.
 ///
 /// A file that a user keeps open outlives its removal. So the directory is a file system of its
 /// own, which ends with it.
@@ -180,12 +179,12 @@ fn bounded(
     job: &JobId,
     path: &Path,
     room: TmpfsSize,
-    (mode, owner): (u32, (u32, u32)),
+    owner: (u32, u32),
 ) -> Result<(), FileError> {
     // Tasks that do not see the mount would find no daemon, and run outside of MPS
     // (docs/facts/slurm.md#processes-that-a-callback-starts).
     if !node.has_namespace(job) {
-        let Err(error) = covered(node, path, room, (mode, owner)) else {
+        let Err(error) = covered(node, path, room, owner) else {
             return Ok(());
         };
         let _ = parent(path).map(|(dir, name)| dir.remove_empty_dir(name));
@@ -199,14 +198,14 @@ fn bounded(
         log::line(node.program, Severity::Info, &line);
     }
     let (dir, name) = parent(path)?;
-    dir.create_dir(name, mode, owner).map(drop)
+    dir.create_dir(name, PRIVATE, owner).map(drop)
 }
 
 fn covered(
     node: &RealNode,
     path: &Path,
     room: TmpfsSize,
-    (mode, owner): (u32, (u32, u32)),
+    owner: (u32, u32),
 ) -> Result<(), FileError> {
     Dir::private(
         node.settings.paths.run(),
@@ -214,7 +213,7 @@ fn covered(
     )?;
     let (dir, name) = parent(path)?;
     let (point, _) = dir.create_dir(name, POINT, ROOT)?;
-    point.cover(room, mode, owner)
+    point.cover(room, PRIVATE, owner)
 }
 
 impl RealNode {

@@ -31,7 +31,6 @@ const ALL_LOOKS: Duration = Duration::from_secs(2);
 /// Time for the looks by which a start is proved.
 const PROOF_TIME: Duration = Duration::from_secs(1);
 const ALL_THREADS: Duration = Duration::from_secs(3);
-/// How often processes without a descriptor are looked at while they end.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);

@@ -41,7 +41,6 @@ const CANNOT_BE_LOADED: [&str; 6] = [
 ];
 const MIB: u64 = 1 << 20;
 
-/// Why NVML gave no answer, and what that proves.
 #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct NvmlError {
@@ -158,7 +157,6 @@ pub struct GpuCounters {
     pub since_ms: u64,
 }
 
-/// Where the last look at a GPU's counters ended.
 #[derive(Debug, Default)]
 pub struct LookEnd {
     /// The last samples of both kinds, microseconds since 1970.
@@ -302,7 +300,6 @@ impl Nvml {
         Ok(merged(&plain, &clients))
     }
 
-    /// The power of `gpu`, milliwatts.
     pub fn power(&self, gpu: &GpuUuid) -> Result<u32, NvmlError> {
         let power = self.device(gpu)?.power_usage();
         power.of_device("nvmlDeviceGetPowerUsage", gpu)

@@ -36,7 +36,6 @@ use std::time::Duration;
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for a worker that may be needed soon: the work before that must not wait for it.
 const PREPARATION: Duration = Duration::from_millis(100);
-/// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -129,7 +128,6 @@ impl RealNode {
     }
 }
 
-/// Our program `name`, beside this one.
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().map_err(|e| {
         let evidence = unless_scarce(Evidence::Storage, e.raw_os_error().map(Errno::from_raw));

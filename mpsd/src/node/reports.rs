@@ -50,7 +50,6 @@ const COUNTERS: &str = "counters";
 const COUNTERS_LOCK: &str = ".counters.lock";
 /// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
-/// Seconds.
 const DAY: u64 = 86_400;
 
 #[derive(Debug, thiserror::Error)]

@@ -51,7 +51,6 @@ fn job_of(process: &Process, by_sluid: &BySluid<'_>) -> Option<String> {
     Some(one_line(&job, SHOWN))
 }
 
-/// Finds the job that has this SLUID.
 pub type BySluid<'a> = dyn Fn(&str) -> Option<JobId> + 'a;
 
 /// How a scheduler's cgroup names a job (docs/facts/slurm.md#cgroups-of-a-job,

@@ -37,20 +37,14 @@ const GRACE: Duration = Duration::from_millis(200);
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
 const MODPROBE_TIME: Duration = Duration::from_secs(5);
 
-/// What the worker can be asked.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Question {
-    /// All GPUs: an [`mpsd_core::Inventory`].
     Inventory,
     /// The same, where what is known of the others than these is believed.
     InventoryAgain(Inventory, Vec<GpuUuid>),
-    /// The compute mode of a GPU: a [`ComputeMode`].
     Mode(GpuUuid),
-    /// Sets it: nothing.
     SetMode(GpuUuid, ComputeMode),
-    /// The driver: a [`super::nvml::Driver`].
     Driver,
-    /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
     /// A GPU's power, milliwatts: a `u32`.
     Power(GpuUuid),
@@ -118,7 +112,6 @@ fn answer(
     text.map(Some)
 }
 
-/// A worker and the line to it.
 #[derive(Debug)]
 pub struct NvmlWorker {
     child: Child,

@@ -16,14 +16,12 @@ pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the
 /// A request on the job's GPUs.
 #[derive(Debug, Clone)]
 pub(super) struct Draft<'a> {
-    /// What the user wrote.
     pub request: &'a Request,
     pub syntax: Syntax,
     /// The same with the site's defaults.
     pub filled: Request,
     pub settings: &'a Settings,
     pub inventory: &'a Inventory,
-    /// The job's.
     pub gpus: Vec<&'a Gpu>,
     /// The job's tasks on this node, if the scheduler says how many.
     pub tasks: Option<u32>,
@@ -36,7 +34,6 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Refuses the user's word of `key`.
     pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
         let word = self.syntax.token(key, self.filled.value(key).as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)

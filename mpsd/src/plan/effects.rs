@@ -51,7 +51,6 @@ impl Effect {
     }
 }
 
-/// Everything that is to be done for one job on one node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Plan {
     /// What the job's tasks are told while it starts.
@@ -71,7 +70,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The same as it prints.
     pub fn json(&self) -> serde_json::Value {
         let effect = |effect: &Effect| serde_json::json!({"do": effect.to_string(), "undo": effect.inverse()});
         let effects: Vec<_> = self.effects.iter().map(effect).collect();

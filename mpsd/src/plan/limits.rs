@@ -16,7 +16,6 @@ const SITES: &str = "this site's ceiling of";
 /// MiB by GPU.
 type Memory = Vec<(GpuUuid, u64)>;
 
-/// The limits of one job on its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     threads: Option<Percent>,

@@ -19,7 +19,6 @@ use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
 use std::collections::BTreeSet;
 
-/// All that a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
     pub config: &'a Config,
