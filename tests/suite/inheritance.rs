@@ -97,7 +97,6 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
         nvml: String::new(),
         run: PathBuf::new(),
         daemons: Vec::new(),
-        servers: Vec::new(),
         start_ms: 5_000,
         command_ms: 1_000,
         over_limit: MemoryOverLimit::Ignore,

@@ -84,10 +84,6 @@ pub struct Journal {
 }
 
 impl Journal {
-    pub fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
-        self.proved.iter().skip(1).step_by(2)
-    }
-
     pub fn record(&self) -> &Record {
         &self.plan.record
     }

@@ -32,9 +32,6 @@ pub struct Spec {
     #[serde(default)]
     pub run: PathBuf,
     pub daemons: Vec<Daemon>,
-    /// The proved server of each daemon, in their order; empty before the proof.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub servers: Vec<i32>,
     /// Time for all of them to be ready, milliseconds.
     pub start_ms: u64,
     pub command_ms: u64,
@@ -82,7 +79,6 @@ impl Spec {
             nvml: journal.nvml.clone(),
             run: PathBuf::new(),
             daemons: journal.record().daemons.clone(),
-            servers: journal.servers().map(|server| server.pid).collect(),
             start_ms: 0,
             command_ms,
             over_limit: MemoryOverLimit::Ignore,
