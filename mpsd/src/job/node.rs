@@ -98,7 +98,6 @@ pub trait Gpus {
     /// Loads NVML, and looks at `gpus`, while other things are done. The first question reports a
     /// failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
-    fn dismiss_nvml(&mut self) {}
     /// All GPUs. If some of them are as `known`, they alone are asked for.
     fn inventory(&mut self, known: Option<(Inventory, Vec<GpuUuid>)>)
     -> Result<Inventory, Failure>;

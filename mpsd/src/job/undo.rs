@@ -72,7 +72,6 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
             look_for_contexts(node, journal, &gpu.uuid, &mut findings);
         }
     }
-    node.dismiss_nvml();
     if journal.has_begun(&Effect::MakeCgroup) {
         findings.take(node.remove_cgroup(journal));
     }

@@ -8,7 +8,7 @@ use super::worker::make_device;
 use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
-use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
+use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use batch::gpu_host::unless_no_gpu_host;
@@ -161,7 +161,6 @@ impl Daemons for RealNode {
             };
             Undetermined::new("mpsd", how)
         })?;
-        self.dismiss_nvml();
         let daemons = report.map_err(|why| match why {
             Unready::Failed(why) => {
                 Failure::from(Undetermined::new("MPS did not start", one_line(&why, 300)))
@@ -223,7 +222,7 @@ impl Daemons for RealNode {
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         let alone = || {
             // The worker ends with the process that started it: the next question starts another.
-            (self.worker, self.leaving) = (None, None);
+            self.worker = None;
             rest(self);
         };
         if detach(alone).is_err() {
@@ -231,7 +230,7 @@ impl Daemons for RealNode {
         }
         // The other process has the daemon's report from now on. Dropping the worker here would
         // wait for its end.
-        std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
+        std::mem::forget((self.worker.take(), self.started.take()));
         true
     }
 }

@@ -52,8 +52,9 @@ pub struct RealNode {
     pub(super) in_force: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
+    /// Stays until the servers are ready: without persistence mode the driver shuts down a GPU that
+    /// no process holds open.
     pub(super) worker: Option<NvmlWorker>,
-    pub(super) leaving: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
     /// Whether a process keeps the lock of the directory with the jobs' cgroups.
@@ -77,7 +78,6 @@ impl RealNode {
             mpsd: beside("mpsd").unwrap_or_default(),
             nvml_time: NVML_TIME.min(limit / 3),
             worker: None,
-            leaving: None,
             silent: None,
             started: None,
             cgroups_kept: OnceCell::new(),
@@ -203,15 +203,6 @@ impl Gpus for RealNode {
                 worker.attach(gpus);
                 worker
             });
-        }
-    }
-
-    /// Dropping this node waits for the worker's end. At a begin the worker stays until the servers
-    /// are ready: without persistence mode the driver shuts down a GPU that no process holds open.
-    fn dismiss_nvml(&mut self) {
-        if let Some(mut worker) = self.worker.take() {
-            worker.dismiss();
-            self.leaving = Some(worker);
         }
     }
 

@@ -165,12 +165,6 @@ impl NvmlWorker {
         self.child.id().filter(|_| self.silent)
     }
 
-    /// Kills it without a wait for its end, because the driver takes some milliseconds to release
-    /// it. Dropping it waits.
-    pub fn dismiss(&mut self) {
-        self.child.signal(Signal::SIGKILL);
-    }
-
     /// # Errors
     /// There is no answer, or NVML says why there is none.
     pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
