@@ -11,13 +11,11 @@ pub use markers::Marker;
 use mpsd_core::text::one_line;
 use mpsd_core::{Fault, Paths, Scheduler};
 use std::fmt::Display;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How much of a foreign reason a message repeats. Characters.
 const SHOWN: usize = 80;
 const CUT: &str = "...";
 
-/// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// We drained the node, now or earlier, and may put it back. Its scheduler shows this reason.
@@ -40,16 +38,12 @@ pub enum DrainState {
 /// A node in its scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// Its scheduler.
     pub scheduler: Scheduler,
-    /// Where the scheduler lives.
     pub site: Site,
-    /// The node's name there.
     pub node: &'a str,
 }
 
 impl<'a> Place<'a> {
-    /// The place that `marker` names.
     pub fn of(marker: &'a Marker, site: &Site) -> Self {
         Self {
             scheduler: marker.scheduler,
@@ -61,15 +55,11 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
         of(self.scheduler).at(&self.site).controller(self.node)
     }
 
     fn marker(&self, reason: &str) -> Marker {
-        let since_1970 = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Marker {
             version: markers::VERSION,
             scheduler: self.scheduler,
@@ -79,7 +69,7 @@ impl<'a> Place<'a> {
             gpus: Vec::new(),
             delivered: false,
             slurm_conf: self.site.slurm_conf.clone(),
-            when: since_1970.as_secs(),
+            when: mpsd_sys::now(),
             remark: false,
         }
     }

@@ -39,7 +39,6 @@ const SLUID: &str = "SLURM_JOB_SLUID";
 const DEADLINE: Duration = Duration::from_secs(3);
 const MOST: u32 = 1024;
 
-/// The batch system Slurm.
 #[derive(Debug, Clone, Copy)]
 pub struct Slurm;
 
@@ -362,13 +361,11 @@ fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
 
 /// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
 fn of_node(text: &str, node: &str) -> Result<String, String> {
-    let here =
-        |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
     let mut found = Vec::new();
     let mut is_here = false;
     for word in text.split_whitespace() {
         if let Some(list) = word.strip_prefix("Nodes=") {
-            is_here = here(list);
+            is_here = HostList::has(list, node);
         } else if let (true, Some(gres)) = (is_here, word.strip_prefix("GRES=")) {
             found.push(gres);
         }
