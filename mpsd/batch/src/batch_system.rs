@@ -12,16 +12,13 @@ use mpsd_core::request::Syntax;
 use mpsd_core::{Gpu, Refusal, Undetermined};
 use std::time::Duration;
 
-/// What holds for all jobs of a batch system.
 #[derive(Debug)]
 pub struct SystemFacts {
-    /// Its name, as it stands in journals, markers and `--scheduler`.
     pub scheduler: Scheduler,
     /// What `--help` says beside the name.
     pub title: &'static str,
     /// The argument vectors that it gives the prologue and the epilogue, for a message.
     pub vectors: [&'static str; 2],
-    /// How its users write a request, for messages.
     pub syntax: Syntax,
     /// How its users run a small job, for `mpsctl selftest`.
     pub trial: &'static Trial,
@@ -53,9 +50,7 @@ impl SystemFacts {
 
 /// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
-    /// What holds for all its jobs.
     fn facts(&self) -> &'static SystemFacts;
-    /// Its name.
     fn scheduler(&self) -> Scheduler {
         self.facts().scheduler
     }
@@ -126,7 +121,6 @@ pub trait BatchSystem: Sync {
     /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
 
-    /// Its jobs and its nodes.
     fn at(&self, site: &Site) -> Box<dyn Located>;
 
     /// The lines of configuration that make it offer `total` shares of the GPUs of `node`.
@@ -147,7 +141,6 @@ pub trait Located {
     }
     /// What it knows of the jobs on `node`. This may ask the scheduler.
     fn known_jobs(&self, node: &str) -> KnownJobs;
-    /// The way to take `node` out of service and back.
     fn controller(&self, node: &str) -> Box<dyn Controller>;
 }
 
@@ -167,9 +160,7 @@ pub struct ExitPolicy {
 /// Why a task of a job could run outside its MPS without a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unattached {
-    /// What is missing.
     pub why: String,
-    /// What an administrator does about it.
     pub remedy: String,
     /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task
     /// run.
@@ -179,11 +170,9 @@ pub struct Unattached {
 /// A GPU and the shares that it is offered as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer<'a> {
-    /// The GPU.
     pub gpu: &'a Gpu,
     /// `replicas` for its product on its node; `None`: it is not offered in shares.
     pub replicas: Option<u32>,
-    /// The MPS clients that it takes.
     pub clients: u32,
 }
 

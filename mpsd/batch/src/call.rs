@@ -19,12 +19,9 @@ pub const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Which of our two programs reads the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// `mps-prologue`.
     Prologue,
-    /// `mps-epilogue`.
     Epilogue,
 }
 
@@ -40,7 +37,6 @@ pub enum UserRef {
 /// What the scheduler said of a job when it called us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
-    /// The caller.
     pub scheduler: Scheduler,
     /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of
     /// OpenPBS.
@@ -49,7 +45,6 @@ pub struct Submission {
     pub job: JobId,
     /// Slurm's second name for it, which its cgroup may have.
     pub sluid: Option<String>,
-    /// Its user.
     pub user: UserRef,
     /// The account string byte for byte; the user's text.
     pub account: Option<Vec<u8>>,
@@ -170,18 +165,14 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// One call of one of our programs.
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
-    /// The program.
     pub program: Program,
     /// `--scheduler`.
     pub scheduler: Option<Scheduler>,
     /// The scheduler's positional arguments, without the program's name.
     pub arguments: &'a [OsString],
-    /// The environment.
     #[debug(skip)]
     pub env: Lookup<'a>,
-    /// Our own options.
     pub given: CallOptions,
-    /// Where the schedulers live.
     pub site: Site,
     /// Whether standard output is a terminal.
     pub terminal: bool,

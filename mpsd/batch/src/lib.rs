@@ -41,7 +41,6 @@ pub use torque::may_run_as_root;
 /// Every batch system that mpsd knows. A new one is a folder and its line here.
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
-/// The batch system of that name.
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
     let named = ALL
         .into_iter()
@@ -49,7 +48,6 @@ pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
     named.unwrap_or(ALL[0])
 }
 
-/// The values of `--scheduler`.
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     let values =
         ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));

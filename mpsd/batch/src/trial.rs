@@ -15,7 +15,6 @@ pub struct TrialJob<'a> {
     pub name: &'a str,
     /// The user's own words for the submitting command.
     pub own: &'a [String],
-    /// The directory of our programs.
     pub programs: &'a Path,
     /// The file for its output, if the submitting command does not pass the output on.
     pub output: &'a str,
@@ -28,14 +27,11 @@ impl TrialJob<'_> {
     }
 }
 
-/// A command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine {
     /// The program, in the user's `PATH`.
     pub program: &'static str,
-    /// Its arguments.
     pub arguments: Vec<String>,
-    /// What it reads.
     pub input: String,
 }
 
@@ -49,16 +45,13 @@ impl CommandLine {
     }
 }
 
-/// How a scheduler's users run a small job.
 #[derive(Debug)]
 pub struct Trial {
-    /// The command that submits.
     pub submits: &'static str,
     /// Whether this is the answer of that command to `--version`.
     pub is_its: fn(&str) -> bool,
     /// The request, as the user writes it.
     pub request: &'static str,
-    /// Submits the job.
     pub submit: fn(&TrialJob<'_>) -> CommandLine,
     /// Asks for the job of this id; `None`: the submitting command waits for the job's end.
     pub ask: Option<fn(&str) -> CommandLine>,

@@ -19,7 +19,6 @@ const MOST_ENV_FILE: usize = 64 << 10;
 pub const VNODE: &str = "[GPU-";
 const SHARES: &str = "mps_shares=";
 
-/// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
 

@@ -27,7 +27,6 @@ const MOST_NODE_FILE: usize = 16 << 20;
 const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
 const SHARED_MODES: [&str; 2] = ["shared", "default"];
 
-/// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 

@@ -20,10 +20,8 @@ pub(super) fn of_rustix(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
 }
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Exit {
-    /// Its exit code.
     #[display("exit code {_0}")]
     Code(u8),
     /// This signal ended it; a number, since real-time signals have no name.
