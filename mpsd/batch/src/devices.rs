@@ -1,6 +1,6 @@
 //! A job's GPUs and tasks on this node, in its scheduler's words.
 
-use super::numbers::Numbers;
+use super::slurm::numbers::Numbers;
 use mpsd_core::Inventory;
 use mpsd_core::record::RecordDevice;
 use mpsd_core::text::one_line;

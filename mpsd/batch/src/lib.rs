@@ -15,7 +15,6 @@ pub mod devices;
 pub mod drain;
 pub mod gpu_host;
 pub mod host;
-pub mod numbers;
 pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
@@ -35,7 +34,7 @@ use mpsd_core::Refusal;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
-pub use numbers::Numbers;
+pub use slurm::numbers::Numbers;
 pub use torque::may_run_as_root;
 
 /// Every batch system that mpsd knows. A new one is a folder and its line here.

@@ -2,6 +2,7 @@
 //! verbs of `mpsctl pbs`.
 
 pub mod control;
+pub mod trial;
 
 use crate::call::{Site, Submission};
 use crate::host::{Answer, Host};

@@ -6,9 +6,9 @@
 //! cells `slurm::devices_list`.
 
 use super::conf::{self, Line, is_fetched, last};
+use super::numbers::{DeviceFile, List, Order};
 use super::slurmd::Slurmd;
 use crate::host::Host;
-use crate::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
 use mpsd_core::text::split_outside;
 use std::path::{Path, PathBuf};

@@ -11,15 +11,15 @@ pub mod control;
 pub mod gres;
 pub mod installation;
 pub mod jobs;
+pub mod numbers;
 pub mod slurmd;
+mod trial;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
 use super::call::{Input, Lookup, Site, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
-use super::numbers::{List, Number, Numbers};
-use super::trial::SRUN;
 use conf::Conf;
 use gres::Gres;
 use installation::Installation;
@@ -30,8 +30,10 @@ use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
 use mpsd_core::text::{is_word, one_line};
+use numbers::{List, Number, Numbers};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use trial::SRUN;
 
 const OF_JOB: &str = "SLURM_JOB_GPUS";
 /// From 25.11 on; the plugin sets it for a step.
