@@ -94,7 +94,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         return 0;
     }
     let system = batch::of(submission.scheduler);
-    let shown = system.shows_end();
+    let shown = system.facts().shows_end;
     let limit = system.time_limit(input, submission.step, &Site::of(&settings));
     let budget = Budget::new(settings.deadline, limit);
     guard::run_guarded(NAME, Deadline::after(budget.whole), || {

@@ -33,6 +33,8 @@ pub struct SystemFacts {
     /// May call no epilogue on a node of a job that never began. Our watching process then cleans
     /// up, or the next prologue.
     pub may_skip_epilogue: bool,
+    /// Whether the epilogue's standard error goes into the job's own error file.
+    pub shows_end: bool,
 }
 
 impl SystemFacts {
@@ -105,10 +107,6 @@ pub trait BatchSystem: Sync {
     /// Whether the program that starts this job's shell shows the user the record's refusal and
     /// starts nothing.
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
-        false
-    }
-    /// Whether the epilogue's standard error goes into the job's own error file.
-    fn shows_end(&self) -> bool {
         false
     }
     /// Whether the job was put back into its queue before, and its user was told why in a place

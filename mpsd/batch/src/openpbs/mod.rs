@@ -34,6 +34,7 @@ static FACTS: SystemFacts = SystemFacts {
     // (docs/facts/pbs.md#results-of-a-prologue).
     retries_at_once: true,
     may_skip_epilogue: false,
+    shows_end: false,
 };
 
 impl BatchSystem for OpenPbs {
@@ -72,34 +73,27 @@ impl BatchSystem for OpenPbs {
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let described = Described::of(input, &here);
-        let of_vnodes = input
-            .given
-            .shares
-            .map(|all| described.of_vnodes(&here, all));
-        if let Some((names, exclusive)) = of_vnodes.filter(|(names, _)| !names.is_empty()) {
-            return Devices {
-                gpus: GpuSource::Listed(names),
-                exclusive,
-                whole_node: false,
-                tasks_on_node: tasks(&described.select, &described.vnodes, &here),
-                uneven: false,
-            };
-        }
-        let listed = from_cgroups(submission, input, host);
-        let whole_node = listed
-            .is_none()
-            .then(|| described.whole_node(&here, submission, input, host));
-        let gpus = listed.unwrap_or_else(|| described.without_cgroups(&here));
+        let of_vnodes = input.given.shares;
+        let of_vnodes = of_vnodes.and_then(|all| described.of_vnodes(&here, all));
+        let of_cgroups = || match from_cgroups(submission, input, host)? {
+            listed @ GpuSource::Listed(_) => Some((listed, Exclusive::GpusAlone)),
+            other => Some((other, Exclusive::Unknown)),
+        };
+        let (gpus, exclusive, whole_node) = match of_vnodes.or_else(of_cgroups) {
+            Some((gpus, exclusive)) => (gpus, exclusive, false),
+            None => {
+                let counted = described.without_cgroups(&here);
+                let (gpus, is_whole) = match described.whole_node(&here, submission, input, host) {
+                    Ok(is_whole) => (counted, is_whole),
+                    Err(why) => (counted.because(why), false),
+                };
+                (gpus, Exclusive::Unknown, is_whole)
+            }
+        };
         Devices {
-            exclusive: match &gpus {
-                GpuSource::Listed(_) => Exclusive::GpusAlone,
-                _ => Exclusive::Unknown,
-            },
-            whole_node: whole_node == Some(Ok(true)),
-            gpus: match whole_node {
-                Some(Err(why)) => gpus.because(why),
-                _ => gpus,
-            },
+            gpus,
+            exclusive,
+            whole_node,
             tasks_on_node: tasks(&described.select, &described.vnodes, &here),
             uneven: false,
         }
@@ -225,7 +219,7 @@ impl Described {
 
     /// The job's GPUs by the vnodes that our hook made of them, `host[GPU-UUID]`, and its part of
     /// each. The smallest of its shares counts: an operator may place it on several.
-    fn of_vnodes(&self, here: &str, all: u32) -> (Vec<GpuName>, Exclusive) {
+    fn of_vnodes(&self, here: &str, all: u32) -> Option<(GpuSource, Exclusive)> {
         let mut shares: Vec<(GpuName, u32)> = Vec::new();
         for (_, part) in parts(&self.vnodes).filter(|(host, _)| same_node(host, here)) {
             let name = part
@@ -243,17 +237,18 @@ impl Described {
                 None => shares.push((gpu, own)),
             }
         }
-        let own = shares.iter().map(|(_, own)| *own).min().unwrap_or(0);
+        let own = shares.iter().map(|(_, own)| *own).min()?.min(all);
         let part = Part {
-            own: own.min(all),
+            own,
             all,
             of_threads: false,
         };
+        let exclusive = match own {
+            0 => Exclusive::Unknown,
+            _ => Exclusive::Shared(Some(part)),
+        };
         let names = shares.into_iter().map(|(gpu, _)| gpu).collect();
-        match own {
-            0 => (names, Exclusive::Unknown),
-            _ => (names, Exclusive::Shared(Some(part))),
-        }
+        Some((GpuSource::Listed(names), exclusive))
     }
 
     fn without_cgroups(&self, here: &str) -> GpuSource {

@@ -55,6 +55,7 @@ static FACTS: SystemFacts = SystemFacts {
     has_steps: true,
     retries_at_once: false,
     may_skip_epilogue: false,
+    shows_end: false,
 };
 
 impl BatchSystem for Slurm {

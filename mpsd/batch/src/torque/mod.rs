@@ -51,6 +51,8 @@ static FACTS: SystemFacts = SystemFacts {
     retries_at_once: true,
     // docs/facts/pbs.md#sister-nodes
     may_skip_epilogue: true,
+    // docs/facts/pbs.md#environment-identity-and-descriptors
+    shows_end: true,
 };
 
 impl BatchSystem for Torque {
@@ -189,11 +191,6 @@ impl BatchSystem for Torque {
         let pbs = installation(site, host);
         let batch = !submission.sister && !submission.interactive;
         batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
-    }
-
-    /// docs/facts/pbs.md#environment-identity-and-descriptors.
-    fn shows_end(&self) -> bool {
-        true
     }
 
     fn time_limit(&self, _: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
@@ -365,20 +362,14 @@ pub fn time_limit(pbs: &Installation, host: &dyn Host) -> Duration {
     let config = host.text(&pbs.mom_config(), MOST_CONF).ok().flatten();
     let alarm = config.and_then(|config| prolog_alarm(&config));
     let alarm = alarm.unwrap_or(ALARM_S);
-    Duration::from_secs(if alarm > EARLY_S {
-        alarm - EARLY_S
-    } else {
-        alarm
-    })
+    let early = if alarm > EARLY_S { EARLY_S } else { 0 };
+    Duration::from_secs(alarm - early)
 }
 
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let mut values = config.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        words.next().filter(|word| *word == "$prologalarm")?;
-        words.next()?.parse().ok()
-    });
-    values.rfind(|seconds| *seconds > 0)
+    let values = starter::values(config, "$prologalarm");
+    let seconds = values.filter_map(|value| value.split_whitespace().next()?.parse().ok());
+    seconds.filter(|seconds| *seconds > 0).last()
 }
 
 #[cfg(test)]
