@@ -1,6 +1,6 @@
 //! What mpsd asks of a batch system. A folder implements it; `super::ALL` registers it.
 
-use super::call::{Input, Lookup, Site, Submission};
+use super::call::{Input, Location, Lookup, Submission};
 use super::control::{Controller, KnownJobs};
 use super::devices::Devices;
 use super::host::Host;
@@ -75,7 +75,7 @@ pub trait BatchSystem: Sync {
         &self,
         _: &JobId,
         _: Lookup<'_>,
-        _: &Site,
+        _: &Location,
         _: &dyn Host,
     ) -> Option<String> {
         None
@@ -91,7 +91,7 @@ pub trait BatchSystem: Sync {
     }
     /// The batch script of a job that has begun, if [`BatchSystem::script`] came too early for it.
     /// Interactive jobs have an empty one.
-    fn late_script(&self, _: &JobId, _: &Site) -> Option<String> {
+    fn late_script(&self, _: &JobId, _: &Location) -> Option<String> {
         None
     }
     /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
@@ -106,7 +106,7 @@ pub trait BatchSystem: Sync {
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
     /// Whether the program that starts this job's shell shows the user the record's refusal and
     /// starts nothing.
-    fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
+    fn tells_refusals(&self, _: &Submission, _: &Location, _: &dyn Host) -> bool {
         false
     }
     /// Whether the job was put back into its queue before, and its user was told why in a place
@@ -117,9 +117,9 @@ pub trait BatchSystem: Sync {
 
     /// How long the called program may run before the scheduler kills it or drains the node;
     /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
-    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
+    fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration>;
 
-    fn at(&self, site: &Site) -> Box<dyn Located>;
+    fn at(&self, location: &Location) -> Box<dyn Located>;
 
     /// The lines of configuration that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;

@@ -131,7 +131,7 @@ pub struct CallOptions {
 /// What the site's configuration and the environment say of where a scheduler is on this node. A
 /// scheduler's folder searches for the empty fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Site {
+pub struct Location {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
     pub home: Option<PathBuf>,
     /// PBS's directory with `bin` and `sbin`, or with the commands themselves.
@@ -144,7 +144,7 @@ pub struct Site {
     pub slurm_conf: Option<String>,
 }
 
-impl Site {
+impl Location {
     /// What `settings` and this program's own environment say.
     pub fn of(settings: &Settings) -> Self {
         let slurm_conf = settings.slurm.conf.as_ref();
@@ -173,7 +173,7 @@ pub struct Input<'a> {
     #[debug(skip)]
     pub env: Lookup<'a>,
     pub given: CallOptions,
-    pub site: Site,
+    pub location: Location,
     /// Whether standard output is a terminal.
     pub terminal: bool,
 }

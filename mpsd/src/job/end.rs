@@ -11,7 +11,7 @@ use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::effects::Effect;
-use batch::{Scheduler, Site, Submission};
+use batch::{Location, Scheduler, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
@@ -262,7 +262,7 @@ fn drain(
 ) -> Option<(String, bool)> {
     let drain = &ending.settings.drain;
     let known = journal.map(Journal::drain_target);
-    let site = Site::of(ending.settings);
+    let location = Location::of(ending.settings);
     let by_journal = known.as_ref().and_then(|known| known.slurm_conf.clone());
     let target = DrainTarget {
         job: known.as_ref().map_or(job, |known| &known.job).clone(),
@@ -270,12 +270,12 @@ fn drain(
         scheduler: ending.scheduler,
         node: ending.node.to_owned(),
         uid: journal.map_or(0, |journal| journal.uid),
-        slurm_conf: site.slurm_conf.clone().or(by_journal),
+        slurm_conf: location.slurm_conf.clone().or(by_journal),
         prefix: match &known {
             Some(known) => known.prefix.clone(),
             None => drain.enabled.then(|| drain.prefix.clone()),
         },
         gpus: known.map(|known| known.gpus).unwrap_or_default(),
     };
-    evidence::drain(node, &target, site, &findings.faults)
+    evidence::drain(node, &target, location, &findings.faults)
 }

@@ -143,7 +143,7 @@ impl Journal {
             drain: DrainPolicy {
                 enabled: settings.drain.enabled,
                 prefix: settings.drain.prefix.clone(),
-                slurm_conf: job.site.slurm_conf.clone(),
+                slurm_conf: job.location.slurm_conf.clone(),
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             report: plan.record.report,

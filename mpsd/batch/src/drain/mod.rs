@@ -4,7 +4,7 @@
 
 pub mod markers;
 
-use super::call::Site;
+use super::call::Location;
 use super::control::{Controller, NodeStatus};
 use super::of;
 pub use markers::Marker;
@@ -39,24 +39,24 @@ pub enum DrainState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place<'a> {
     pub scheduler: Scheduler,
-    pub site: Site,
+    pub location: Location,
     pub node: &'a str,
 }
 
 impl<'a> Place<'a> {
-    pub fn of(marker: &'a Marker, site: &Site) -> Self {
+    pub fn of(marker: &'a Marker, location: &Location) -> Self {
         Self {
             scheduler: marker.scheduler,
-            site: Site {
+            location: Location {
                 slurm_conf: marker.slurm_conf.clone(),
-                ..site.clone()
+                ..location.clone()
             },
             node: &marker.node,
         }
     }
 
     pub fn controller(&self) -> Box<dyn Controller> {
-        of(self.scheduler).at(&self.site).controller(self.node)
+        of(self.scheduler).at(&self.location).controller(self.node)
     }
 
     fn marker(&self, reason: &str) -> Marker {
@@ -68,7 +68,7 @@ impl<'a> Place<'a> {
             note: None,
             gpus: Vec::new(),
             delivered: false,
-            slurm_conf: self.site.slurm_conf.clone(),
+            slurm_conf: self.location.slurm_conf.clone(),
             when: mpsd_sys::now(),
             remark: false,
         }
@@ -153,10 +153,10 @@ fn show(
 }
 
 /// Takes the notes of [`remark`] off the node, once they are over; a line for each.
-pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
+pub fn withdraw_remarks(paths: &Paths, location: &Location) -> Vec<Result<String, String>> {
     let withdraw = |marker: Marker| {
         let what = format!("note of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(&marker, site).controller();
+        let controller = Place::of(&marker, location).controller();
         let gone = controller.withdraw(&marker.reason, None);
         match gone.and_then(|()| markers::remove(paths, &marker)) {
             Ok(()) => Ok(format!("{what}: withdrawn")),
@@ -368,7 +368,7 @@ mod tests {
     fn place() -> Place<'static> {
         Place {
             scheduler: Scheduler::Torque,
-            site: Site::default(),
+            location: Location::default(),
             node: "n1",
         }
     }

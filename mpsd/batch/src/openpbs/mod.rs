@@ -2,7 +2,7 @@
 //! 23.06.06).
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
-use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::call::{Input, Location, Lookup, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
 use super::pbs::control::{LONGEST_REASON, PbsNode};
@@ -59,7 +59,7 @@ impl BatchSystem for OpenPbs {
             account: input.account(None),
             resource: input.given.resource.clone().filter(|text| !text.is_empty()),
             queue: input.given.queue.clone(),
-            node: input.site.node.clone(),
+            node: input.location.node.clone(),
             interactive: input.terminal,
             script: false,
             step: false,
@@ -103,21 +103,21 @@ impl BatchSystem for OpenPbs {
         &self,
         job: &JobId,
         _: Lookup<'_>,
-        site: &Site,
+        location: &Location,
         host: &dyn Host,
     ) -> Option<String> {
-        let (_, text) = file_of_cgroups(job, site, host);
+        let (_, text) = file_of_cgroups(job, location, host);
         devices_of_cgroups(&text.ok()??)
     }
 
     /// The server sends it after the hooks on execjob_begin (docs/facts/pbs.md#hooks-of-openpbs).
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
-        let pbs = Installation::find(&PRODUCT, &input.site, &ThisHost);
+        let pbs = Installation::find(&PRODUCT, &input.location, &ThisHost);
         pbs.script(submission).filter(|_| input.given.scripted)
     }
 
-    fn late_script(&self, job: &JobId, site: &Site) -> Option<String> {
-        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
+    fn late_script(&self, job: &JobId, location: &Location) -> Option<String> {
+        let pbs = Installation::find(&PRODUCT, location, &ThisHost);
         pbs.has_file_of(job).then(|| pbs.script_of(job))
     }
 
@@ -131,12 +131,12 @@ impl BatchSystem for OpenPbs {
     }
 
     /// 'mpsctl pbs install' sets the limit of our hook above our deadline.
-    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Site) -> Option<Duration> {
+    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Location) -> Option<Duration> {
         None
     }
 
-    fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+    fn at(&self, location: &Location) -> Box<dyn Located> {
+        Box::new(Installation::find(&PRODUCT, location, &ThisHost))
     }
 
     /// All GPUs of a cluster have the same number.
@@ -154,10 +154,10 @@ impl BatchSystem for OpenPbs {
 /// pbs_cgroups.PY), and its text.
 fn file_of_cgroups(
     job: &JobId,
-    site: &Site,
+    location: &Location,
     host: &dyn Host,
 ) -> (PathBuf, Result<Option<String>, String>) {
-    let pbs = Installation::find(&PRODUCT, site, host);
+    let pbs = Installation::find(&PRODUCT, location, host);
     let path = pbs.home.join("aux").join(format!("{job}.env"));
     let text = host.text(&path, MOST_ENV_FILE);
     (path, text)
@@ -172,7 +172,7 @@ fn devices_of_cgroups(text: &str) -> Option<String> {
 }
 
 fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
-    let (path, text) = file_of_cgroups(&submission.job, &input.site, host);
+    let (path, text) = file_of_cgroups(&submission.job, &input.location, host);
     let shown = path.display();
     let value = match text {
         Ok(text) => devices_of_cgroups(&text?)?,
@@ -284,7 +284,7 @@ impl Described {
         input: &Input<'_>,
         host: &dyn Host,
     ) -> Result<bool, String> {
-        let pbs = Installation::find(&PRODUCT, &input.site, host);
+        let pbs = Installation::find(&PRODUCT, &input.location, host);
         let is_meant =
             self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
         match is_meant

@@ -16,7 +16,7 @@ pub mod slurmd;
 mod trial;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
-use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::call::{Input, Location, Lookup, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
@@ -129,8 +129,8 @@ impl BatchSystem for Slurm {
 
     /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own
     /// daemon, and Slurm waits for the end of slurmstepd.
-    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
-        let named = site.slurm_conf.as_deref().map(Path::new);
+    fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration> {
+        let named = location.slurm_conf.as_deref().map(Path::new);
         let conf = Conf::find(named, &ThisHost);
         match step {
             true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
@@ -146,8 +146,8 @@ impl BatchSystem for Slurm {
         restarts.is_some_and(|count| count.trim().parse::<u32>().is_ok_and(|count| count > 0))
     }
 
-    fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Here(site.clone()))
+    fn at(&self, location: &Location) -> Box<dyn Located> {
+        Box::new(Here(location.clone()))
     }
 
     /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says
@@ -176,7 +176,7 @@ impl BatchSystem for Slurm {
     }
 }
 
-struct Here(Site);
+struct Here(Location);
 
 impl Located for Here {
     /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
@@ -345,7 +345,7 @@ fn missing(name: &str) -> Undetermined {
 fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
-    let slurm = Installation::find(&input.site, node);
+    let slurm = Installation::find(&input.location, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
     // The id of an array, or of a het job, is that of all its parts. squeue names each part,
