@@ -5,7 +5,7 @@
 //! and in which order.
 #![forbid(unsafe_code)]
 
-use batch::{self, Budget, CallOptions, Input, Program, Scheduler, Site, Submission, ThisHost};
+use batch::{self, Budget, CallOptions, Input, Location, Program, Scheduler, Submission, ThisHost};
 use clap::Parser;
 use mpsd::cli;
 use mpsd::job::report_text;
@@ -68,7 +68,7 @@ pub fn main() -> u8 {
         arguments: &arguments.positional,
         env: &env,
         given: CallOptions::default(),
-        site: Site::default(),
+        location: Location::default(),
         terminal: false,
     };
     let step = arguments.step.as_deref();
@@ -94,8 +94,8 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         return 0;
     }
     let system = batch::of(submission.scheduler);
-    let shown = system.shows_end();
-    let limit = system.time_limit(input, submission.step, &Site::of(&settings));
+    let shown = system.facts().shows_end;
+    let limit = system.time_limit(input, submission.step, &Location::of(&settings));
     let budget = Budget::new(settings.deadline, limit);
     guard::run_guarded(NAME, Deadline::after(budget.whole), || {
         let deadline = Deadline::after(budget.work);

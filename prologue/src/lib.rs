@@ -6,7 +6,7 @@
 
 use batch::drain::Place;
 use batch::{
-    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
+    self, BatchSystem, Budget, Devices, Host, Input, Location, Submission, ThisHost, Unattached,
     UserRef,
 };
 use clap::Parser;
@@ -85,7 +85,7 @@ pub fn main() -> u8 {
     let prologue = Prologue { arguments, config };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
-    let input = job.input(&env, Site::default(), std::io::stdout().is_terminal());
+    let input = job.input(&env, Location::default(), std::io::stdout().is_terminal());
     let submission = match job.submission(&input, &ThisHost) {
         Ok(submission) => submission,
         Err(failure) => return prologue.fail_unread(&input, &failure),
@@ -160,7 +160,7 @@ impl Prologue {
             syntax: asked.syntax,
             by_site: asked.by_site,
             config,
-            site: Site::of(&settings),
+            location: Location::of(&settings),
             settings,
             user,
             node,
@@ -181,11 +181,11 @@ impl Prologue {
         let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
         let is_watched = submission.sister && system.facts().may_skip_epilogue;
         let schedulers_limit = is_watched
-            .then(|| system.time_limit(&input, false, &job.site))
+            .then(|| system.time_limit(&input, false, &job.location))
             .flatten();
         let again = wait == ReturnWhen::Ready && !submission.step && system.was_put_back(&input);
-        let site = job.site.clone();
-        let input = Input { site, ..input };
+        let location = job.location.clone();
+        let input = Input { location, ..input };
         let scheduled = JobInput {
             submission,
             input,
@@ -226,7 +226,7 @@ impl Prologue {
         step: bool,
     ) -> Budget {
         let settings = self.settings(node).unwrap_or_else(Settings::usual);
-        let limit = system.time_limit(input, step, &Site::of(&settings));
+        let limit = system.time_limit(input, step, &Location::of(&settings));
         Budget::new(settings.deadline, limit)
     }
 
@@ -269,7 +269,7 @@ impl Prologue {
             settings: &settings,
             place: Place {
                 scheduler: submission.scheduler,
-                site: Site::of(&settings),
+                location: Location::of(&settings),
                 node: &name,
             },
             user: user.as_ref(),
@@ -321,13 +321,13 @@ struct JobInput<'a> {
 impl Scheduled for JobInput<'_> {
     fn script(&self) -> Option<String> {
         let mut input = self.input.clone();
-        input.site.home = input.site.home.or_else(home_of_caller);
+        input.location.home = input.location.home.or_else(home_of_caller);
         batch::of(self.submission.scheduler).script(self.submission, &input)
     }
 
     fn unattached(&self) -> Option<Unattached> {
         let mut input = self.input.clone();
-        input.site.home = input.site.home.or_else(home_of_caller);
+        input.location.home = input.location.home.or_else(home_of_caller);
         batch::of(self.submission.scheduler).unattached(self.submission, &input, &ThisHost)
     }
 

@@ -16,7 +16,6 @@ use std::time::Duration;
 /// The program that loaded the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
-    /// srun.
     Local,
     /// sbatch, salloc, scrontab.
     Allocator,
@@ -89,7 +88,6 @@ pub trait Slurm {
     fn submitted(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces the task prolog that srun will request; an empty path removes it.
     fn set_task_prolog(&mut self, path: &str);
-    /// Whether this is sbatch.
     fn is_batch(&self) -> bool;
     fn register(&mut self, key: Key);
     /// A flag and its argument, for job_prolog: Slurm calls no option's callback there.
@@ -113,7 +111,6 @@ pub trait Slurm {
     }
 }
 
-/// One of mpsd's programs, for root to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     pub path: PathBuf,

@@ -138,7 +138,6 @@ fn site_brings_in(slurm: &dyn Slurm, settings: &Settings) -> bool {
     gres || site.auto_partitions.contains(&of_job) || constraint.is_some_and(is_constrained)
 }
 
-/// The configuration of this node.
 pub fn settings(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Result<Settings, String> {
     let name = slurm.process_env("SLURMD_NODENAME");
     node.settings(&line.config, name.as_deref())

@@ -6,7 +6,6 @@ use crate::{ending, job_prolog, step, submission, task};
 use mpsd_core::plugin_line::{Arguments, Scope};
 use mpsd_core::request::Key;
 
-/// What Slurm calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callback {
     Init,

@@ -44,7 +44,6 @@ pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }
 
-/// The text of the job's script.
 pub fn script(slurm: &dyn Slurm, node: &dyn Node) -> Option<String> {
     let path = slurm.step_command().into_iter().next()?;
     node.text_of(Path::new(&path))

@@ -43,51 +43,37 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
     };
     match task.changes() {
         Ok(changes) => apply(slurm, &job, &changes),
-        Err(why) => {
-            if why.of_task || slurm.is_first_task() {
-                let what = match (why.of_step, kind) {
-                    (true, StepKind::Step(number)) => format!("step {job}.{number}"),
+        Err(refusal) => {
+            let is_of_task = matches!(refusal, TaskRefusal::Task(_));
+            if is_of_task || slurm.is_first_task() {
+                let what = match (&refusal, kind) {
+                    (TaskRefusal::Step(_), StepKind::Step(number)) => {
+                        format!("step {job}.{number}")
+                    }
                     _ => format!("job {job}"),
                 };
-                refuse(slurm, &what, &why.text);
+                refuse(slurm, &what, &refusal.into_why());
             }
             Verdict::Leave
         }
     }
 }
 
-struct TaskRefusal {
-    text: String,
-    /// Another task of the node may fare better. If not, one task reports it for all.
-    of_task: bool,
-    /// The job's other steps can run.
-    of_step: bool,
+/// Why a task does not start, and for whom that holds.
+enum TaskRefusal {
+    /// Another task of the node may fare better.
+    Task(String),
+    /// The job's other steps can run. One task reports it for all.
+    Step(String),
+    /// One task reports it for all.
+    Node(String),
 }
 
 impl TaskRefusal {
-    fn new(text: impl ToString, of_task: bool) -> Self {
-        let (text, of_step) = (text.to_string(), false);
-        Self {
-            text,
-            of_task,
-            of_step,
+    fn into_why(self) -> String {
+        match self {
+            Self::Task(why) | Self::Step(why) | Self::Node(why) => why,
         }
-    }
-
-    fn of_step(text: impl ToString) -> Self {
-        let of_node = Self::of_node(text);
-        Self {
-            of_step: true,
-            ..of_node
-        }
-    }
-
-    fn of_node(text: impl ToString) -> Self {
-        Self::new(text, false)
-    }
-
-    fn of_task(text: impl ToString) -> Self {
-        Self::new(text, true)
     }
 }
 
@@ -164,7 +150,7 @@ impl NewTask<'_> {
             (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
             // A plugin in trouble stops only users who asked for MPS.
             (Err(why), _) | (_, Some(Err(why))) if state.asks() => {
-                return Err(TaskRefusal::of_node(why));
+                return Err(TaskRefusal::Node(why.clone()));
             }
             _ => return Ok(Vec::new()),
         };
@@ -172,7 +158,7 @@ impl NewTask<'_> {
         // its own job asked for.
         let has_flags = !step::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
-        let record = self.record(settings).map_err(TaskRefusal::of_task)?;
+        let record = self.record(settings).map_err(TaskRefusal::Task)?;
         let is_left_out = arguments.scope == Scope::Step && self.kind == StepKind::Job;
         match record {
             Some(record) if has_flags && state.opts_out() => self.opt_out(&record),
@@ -210,12 +196,15 @@ impl NewTask<'_> {
                 let request = state.request_on().filter(|_| has_flags);
                 let changes = self.attach(&record, request)?;
                 let listens = self.node.expect_listener(&changes);
-                listens.map_err(|why| TaskRefusal::new(why, record.daemons.len() > 1))?;
+                listens.map_err(match record.daemons.len() {
+                    0 | 1 => TaskRefusal::Node,
+                    _ => TaskRefusal::Task,
+                })?;
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
             None if has_flags && state.asks() && !is_left_out => match &state.step.unneeded {
-                None => Err(TaskRefusal::of_node(self.no_daemon())),
+                None => Err(TaskRefusal::Node(self.no_daemon())),
                 Some(why) => {
                     if self.slurm.is_first_task() {
                         self.say_unneeded(&Mode::auto_without(why));
@@ -232,7 +221,7 @@ impl NewTask<'_> {
         let of_auto = |request: &Request| request.mode == Mode::Auto;
         let may_do_without = record.request.as_ref().is_some_and(of_auto) && !record.exclusive;
         if !may_do_without {
-            return Err(TaskRefusal::of_step(oci::REFUSED));
+            return Err(TaskRefusal::Step(oci::REFUSED.to_owned()));
         }
         if self.slurm.is_first_task() {
             self.say_unneeded(oci::WITHOUT);
@@ -266,7 +255,7 @@ impl NewTask<'_> {
         if let Some(why) = by_site::by_numbers(record, environment::counted(record).as_deref()) {
             return Err(why);
         }
-        let changes = self.attach(record, None).map_err(|refusal| refusal.text)?;
+        let changes = self.attach(record, None).map_err(TaskRefusal::into_why)?;
         self.node.expect_listener(&changes)?;
         Ok(changes)
     }
@@ -330,7 +319,7 @@ impl NewTask<'_> {
     /// `srun --mps=off` in a job with MPS.
     fn opt_out(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
         if record.exclusive {
-            return Err(TaskRefusal::of_step(format!(
+            return Err(TaskRefusal::Step(format!(
                 "--mps=off: the MPS of job {} holds its GPUs in mode EXCLUSIVE_PROCESS, and no process outside it can use \
                  them; allowed: leave --mps=off out, or submit the job without --mps (with --mps=off if the site gives MPS to all)",
                 record.job
@@ -420,10 +409,10 @@ impl NewTask<'_> {
             RecordState::Refused | RecordState::Failed => {
                 let reason = record.reason.as_deref();
                 let reason = reason.unwrap_or("no reason is recorded");
-                return Err(TaskRefusal::of_node(reason));
+                return Err(TaskRefusal::Node(reason.to_owned()));
             }
             RecordState::Starting => {
-                return Err(TaskRefusal::of_task(format!(
+                return Err(TaskRefusal::Task(format!(
                     "its MPS was still being started when the wait for it ended; the node's log has what mps-prologue says of job {job}"
                 )));
             }
@@ -433,14 +422,15 @@ impl NewTask<'_> {
             let why = format!(
                 "what is left of another user's job {job} stands in its place on this node"
             );
-            return Err(TaskRefusal::of_node(why));
+            return Err(TaskRefusal::Node(why));
         }
         let own = match request {
             Some(request) => {
                 // The step's user asks, maybe in a job that its site brought in.
                 let mut asked = record.clone();
                 asked.by_site = None;
-                of_step(&asked, request).map_err(TaskRefusal::of_step)?
+                of_step(&asked, request)
+                    .map_err(|refusal| TaskRefusal::Step(refusal.to_string()))?
             }
             // Only what root recorded counts, so a forged flag changes nothing.
             None => record.clone(),
@@ -451,7 +441,7 @@ impl NewTask<'_> {
         }
         if self.state.asks() {
             let room = environment::expect_connections(&own, tasks, &|name| self.lookup(name));
-            room.map_err(TaskRefusal::of_step)?;
+            room.map_err(|refusal| TaskRefusal::Step(refusal.to_string()))?;
         }
         for warning in environment::warnings(&own, tasks, rank, &|name| self.lookup(name)) {
             // Slurm shows the user only errors.
@@ -470,7 +460,8 @@ impl NewTask<'_> {
     }
 
     fn attached(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
-        environment::task_environment(record, &self.task(record)).map_err(TaskRefusal::of_task)
+        environment::task_environment(record, &self.task(record))
+            .map_err(|refusal| TaskRefusal::Task(refusal.to_string()))
     }
 
     /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among

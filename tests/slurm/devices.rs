@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use batch::host::Answer;
-use batch::{GpuSource, Host, Site, ThisHost};
+use batch::{GpuSource, Host, Location, ThisHost};
 use mpsd::cli::job_arguments::JobArguments;
 use mpsd_core::{Gpu, GpuUuid, Inventory};
 use tests::slurm::{Gpus, Options};
@@ -357,7 +357,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         Some(value.to_owned())
     };
     let arguments = JobArguments::default();
-    let input = arguments.input(&env, Site::default(), false);
+    let input = arguments.input(&env, Location::default(), false);
     let minors = files.iter().map(|file| ByName.minor(file));
     let mut minors: Vec<u32> = minors.collect::<io::Result<_>>()?;
     minors.sort_unstable();

@@ -2,7 +2,7 @@
 //! must accept any bytes.
 
 use batch::host::{Answer, Host};
-use batch::{CallOptions, GpuName, Input, Program, Site};
+use batch::{CallOptions, GpuName, Input, Location, Program};
 use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
 use mpsd_core::config::Config;
@@ -163,7 +163,7 @@ pub fn scheduler_input(bytes: &[u8]) {
                 arguments,
                 env: &env,
                 given: CallOptions::default(),
-                site: Site::default(),
+                location: Location::default(),
                 terminal: false,
             };
             match batch::read(&input, &Nothing) {

@@ -1,6 +1,6 @@
 //! What mpsd asks of a batch system. A folder implements it; `super::ALL` registers it.
 
-use super::call::{Input, Lookup, Site, Submission};
+use super::call::{Input, Location, Lookup, Submission};
 use super::control::{Controller, KnownJobs};
 use super::devices::Devices;
 use super::host::Host;
@@ -12,16 +12,13 @@ use mpsd_core::request::Syntax;
 use mpsd_core::{Gpu, Refusal, Undetermined};
 use std::time::Duration;
 
-/// What holds for all jobs of a batch system.
 #[derive(Debug)]
 pub struct SystemFacts {
-    /// Its name, as it stands in journals, markers and `--scheduler`.
     pub scheduler: Scheduler,
     /// What `--help` says beside the name.
     pub title: &'static str,
     /// The argument vectors that it gives the prologue and the epilogue, for a message.
     pub vectors: [&'static str; 2],
-    /// How its users write a request, for messages.
     pub syntax: Syntax,
     /// How its users run a small job, for `mpsctl selftest`.
     pub trial: &'static Trial,
@@ -36,6 +33,8 @@ pub struct SystemFacts {
     /// May call no epilogue on a node of a job that never began. Our watching process then cleans
     /// up, or the next prologue.
     pub may_skip_epilogue: bool,
+    /// Whether the epilogue's standard error goes into the job's own error file.
+    pub shows_end: bool,
 }
 
 impl SystemFacts {
@@ -53,9 +52,7 @@ impl SystemFacts {
 
 /// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
-    /// What holds for all its jobs.
     fn facts(&self) -> &'static SystemFacts;
-    /// Its name.
     fn scheduler(&self) -> Scheduler {
         self.facts().scheduler
     }
@@ -78,7 +75,7 @@ pub trait BatchSystem: Sync {
         &self,
         _: &JobId,
         _: Lookup<'_>,
-        _: &Site,
+        _: &Location,
         _: &dyn Host,
     ) -> Option<String> {
         None
@@ -94,7 +91,7 @@ pub trait BatchSystem: Sync {
     }
     /// The batch script of a job that has begun, if [`BatchSystem::script`] came too early for it.
     /// Interactive jobs have an empty one.
-    fn late_script(&self, _: &JobId, _: &Site) -> Option<String> {
+    fn late_script(&self, _: &JobId, _: &Location) -> Option<String> {
         None
     }
     /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
@@ -109,11 +106,7 @@ pub trait BatchSystem: Sync {
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
     /// Whether the program that starts this job's shell shows the user the record's refusal and
     /// starts nothing.
-    fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
-        false
-    }
-    /// Whether the epilogue's standard error goes into the job's own error file.
-    fn shows_end(&self) -> bool {
+    fn tells_refusals(&self, _: &Submission, _: &Location, _: &dyn Host) -> bool {
         false
     }
     /// Whether the job was put back into its queue before, and its user was told why in a place
@@ -124,10 +117,9 @@ pub trait BatchSystem: Sync {
 
     /// How long the called program may run before the scheduler kills it or drains the node;
     /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
-    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
+    fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration>;
 
-    /// Its jobs and its nodes.
-    fn at(&self, site: &Site) -> Box<dyn Located>;
+    fn at(&self, location: &Location) -> Box<dyn Located>;
 
     /// The lines of configuration that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
@@ -147,7 +139,6 @@ pub trait Located {
     }
     /// What it knows of the jobs on `node`. This may ask the scheduler.
     fn known_jobs(&self, node: &str) -> KnownJobs;
-    /// The way to take `node` out of service and back.
     fn controller(&self, node: &str) -> Box<dyn Controller>;
 }
 
@@ -167,9 +158,7 @@ pub struct ExitPolicy {
 /// Why a task of a job could run outside its MPS without a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unattached {
-    /// What is missing.
     pub why: String,
-    /// What an administrator does about it.
     pub remedy: String,
     /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task
     /// run.
@@ -179,11 +168,9 @@ pub struct Unattached {
 /// A GPU and the shares that it is offered as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer<'a> {
-    /// The GPU.
     pub gpu: &'a Gpu,
     /// `replicas` for its product on its node; `None`: it is not offered in shares.
     pub replicas: Option<u32>,
-    /// The MPS clients that it takes.
     pub clients: u32,
 }
 

@@ -19,12 +19,9 @@ pub const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Which of our two programs reads the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// `mps-prologue`.
     Prologue,
-    /// `mps-epilogue`.
     Epilogue,
 }
 
@@ -40,7 +37,6 @@ pub enum UserRef {
 /// What the scheduler said of a job when it called us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
-    /// The caller.
     pub scheduler: Scheduler,
     /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of
     /// OpenPBS.
@@ -49,7 +45,6 @@ pub struct Submission {
     pub job: JobId,
     /// Slurm's second name for it, which its cgroup may have.
     pub sluid: Option<String>,
-    /// Its user.
     pub user: UserRef,
     /// The account string byte for byte; the user's text.
     pub account: Option<Vec<u8>>,
@@ -136,7 +131,7 @@ pub struct CallOptions {
 /// What the site's configuration and the environment say of where a scheduler is on this node. A
 /// scheduler's folder searches for the empty fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Site {
+pub struct Location {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
     pub home: Option<PathBuf>,
     /// PBS's directory with `bin` and `sbin`, or with the commands themselves.
@@ -149,7 +144,7 @@ pub struct Site {
     pub slurm_conf: Option<String>,
 }
 
-impl Site {
+impl Location {
     /// What `settings` and this program's own environment say.
     pub fn of(settings: &Settings) -> Self {
         let slurm_conf = settings.slurm.conf.as_ref();
@@ -170,19 +165,15 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// One call of one of our programs.
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
-    /// The program.
     pub program: Program,
     /// `--scheduler`.
     pub scheduler: Option<Scheduler>,
     /// The scheduler's positional arguments, without the program's name.
     pub arguments: &'a [OsString],
-    /// The environment.
     #[debug(skip)]
     pub env: Lookup<'a>,
-    /// Our own options.
     pub given: CallOptions,
-    /// Where the schedulers live.
-    pub site: Site,
+    pub location: Location,
     /// Whether standard output is a terminal.
     pub terminal: bool,
 }

@@ -3,7 +3,6 @@
 use mpsd_core::JobId;
 use std::path::PathBuf;
 
-/// A node as its scheduler shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeStatus {
     /// An order keeps new jobs away from it.
@@ -34,7 +33,6 @@ pub struct Requeued {
 /// Every method's error is one line: the controller does not answer, does not know the node, or
 /// refuses.
 pub trait Controller {
-    /// The node as it stands.
     fn status(&self) -> Result<NodeStatus, String>;
     /// Takes it out of service for `reason`, which replaces the `memo` of an administrator. Returns
     /// what the command said.

@@ -1,6 +1,6 @@
 //! A job's GPUs and tasks on this node, in its scheduler's words.
 
-use super::numbers::Numbers;
+use super::slurm::numbers::Numbers;
 use mpsd_core::Inventory;
 use mpsd_core::record::RecordDevice;
 use mpsd_core::text::one_line;
@@ -52,7 +52,6 @@ pub enum GpuSource {
     Counted {
         /// Never 0.
         count: u32,
-        /// Why it names none.
         why: String,
     },
     /// The scheduler does not say, for this reason; the setting `gpus_unknown` decides.
@@ -94,7 +93,6 @@ pub enum Exclusive {
 /// A job's part of a GPU that jobs share: so many of all its shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The job's shares.
     pub own: u32,
     /// All shares of the GPU; never 0.
     pub all: u32,
@@ -102,12 +100,9 @@ pub struct Part {
     pub of_threads: bool,
 }
 
-/// The job's devices and tasks on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
-    /// Its GPUs.
     pub gpus: GpuSource,
-    /// Whether no other job has them.
     pub exclusive: Exclusive,
     /// Whether no other job has the node.
     pub whole_node: bool,

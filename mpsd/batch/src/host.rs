@@ -1,12 +1,11 @@
 //! How the schedulers' folders reach the machine: files of root, and a scheduler's own commands.
 
-use mpsd_core::file::{FileError, read_regular};
+use mpsd_core::file::{FileError, read_any};
 use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
 use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::spawn::{Identity, Spawn};
-use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, User, sysconf};
@@ -98,11 +97,9 @@ pub trait Host {
         Err("this host starts nothing as another user".to_owned())
     }
 
-    /// The node's own name.
     fn name(&self) -> String;
 }
 
-/// The machine we run on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ThisHost;
 
@@ -112,9 +109,7 @@ impl Host for ThisHost {
     }
 
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
-        answer(file.and_then(|file| read_regular(&file, path, most)))
+        answer(read_any(path, most))
     }
 
     fn executable(&self, path: &Path) -> bool {

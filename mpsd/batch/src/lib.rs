@@ -15,7 +15,6 @@ pub mod devices;
 pub mod drain;
 pub mod gpu_host;
 pub mod host;
-pub mod numbers;
 pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
@@ -26,7 +25,7 @@ pub mod trial;
 pub mod testing;
 
 pub use batch_system::{BatchSystem, ExitPolicy, SystemFacts, Unattached};
-pub use call::{Budget, CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
+pub use call::{Budget, CallOptions, Input, Location, Lookup, Program, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
 pub use devices::{Devices, Exclusive, GpuName, GpuSource, Part};
@@ -35,13 +34,12 @@ use mpsd_core::Refusal;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
-pub use numbers::Numbers;
+pub use slurm::numbers::Numbers;
 pub use torque::may_run_as_root;
 
 /// Every batch system that mpsd knows. A new one is a folder and its line here.
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
-/// The batch system of that name.
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
     let named = ALL
         .into_iter()
@@ -49,7 +47,6 @@ pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
     named.unwrap_or(ALL[0])
 }
 
-/// The values of `--scheduler`.
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     let values =
         ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
@@ -65,18 +62,18 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
 }
 
 /// The systems that may have this job here, by its id alone.
-pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
+pub fn owners(job: &JobId, location: &Location) -> impl Iterator<Item = &'static dyn BatchSystem> {
     ALL.into_iter()
-        .filter(|system| system.at(site).may_own(job))
+        .filter(|system| system.at(location).may_own(job))
 }
 
 /// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each
 /// system here, then the number.
-pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
+pub fn meant(job: &str, location: &Location) -> Result<Vec<JobId>, Refusal> {
     let is_number =
         |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
     let systems = ALL.into_iter().filter(|_| is_number(job));
-    let whole = systems.flat_map(|system| system.at(site).whole_ids(job));
+    let whole = systems.flat_map(|system| system.at(location).whole_ids(job));
     whole
         .chain([job.to_owned()])
         .map(|id| JobId::parse(&id))
@@ -87,17 +84,17 @@ pub fn meant(job: &str, site: &Site) -> Result<Vec<JobId>, Refusal> {
 pub fn scheduled_devices(
     job: &JobId,
     env: Lookup<'_>,
-    site: &Site,
+    location: &Location,
     host: &dyn Host,
 ) -> Option<String> {
     ALL.into_iter()
-        .find_map(|system| system.scheduled_devices(job, env, site, host))
+        .find_map(|system| system.scheduled_devices(job, env, location, host))
 }
 
 /// The batch script of a job on its first node, if its batch system sends it after the job's begin.
-pub fn late_script(job: &JobId, site: &Site) -> Option<String> {
+pub fn late_script(job: &JobId, location: &Location) -> Option<String> {
     ALL.into_iter()
-        .find_map(|system| system.late_script(job, site))
+        .find_map(|system| system.late_script(job, location))
 }
 
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.

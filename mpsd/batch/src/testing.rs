@@ -1,7 +1,7 @@
 //! A node and a call of ours made of text, for the tests.
 #![allow(clippy::unwrap_used)]
 
-use super::call::{CallOptions, Input, Program, Site, Submission};
+use super::call::{CallOptions, Input, Location, Program, Submission};
 use super::devices::Devices;
 use super::host::{Answer, Host};
 use super::{devices, read};
@@ -116,10 +116,10 @@ impl<'c> Call<'c> {
             let found = self.env.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let site = Site {
+        let location = Location {
             home: Some("/var/spool/x".into()),
             exec: Some("/opt/x".into()),
-            ..Site::default()
+            ..Location::default()
         };
         let input = Input {
             program: self.program,
@@ -127,7 +127,7 @@ impl<'c> Call<'c> {
             arguments: &arguments,
             env: &env,
             given: self.given.clone(),
-            site,
+            location,
             terminal: false,
         };
         use_of(&input, &self.host)

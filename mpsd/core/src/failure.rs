@@ -124,7 +124,6 @@ impl Failure {
         }
     }
 
-    /// What its user is told ([`Fault::to_user`]).
     #[must_use]
     pub fn to_user(self, node: &str) -> Self {
         match self {

@@ -75,6 +75,13 @@ pub fn kind(status: &FileStat) -> &'static str {
     }
 }
 
+/// Reads a file that any user may own, as [`read_regular`]. A FIFO that stands there does not block.
+pub fn read_any(path: &Path, max: usize) -> Result<Vec<u8>, FileError> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path))?;
+    read_regular(&file, path, max)
+}
+
 /// Reads an open file that must be regular and of at most `max` bytes.
 pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, FileError> {
     let status = fstat(file).map_err(FileError::io("look at", path))?;

@@ -139,7 +139,6 @@ impl Gpu {
     }
 }
 
-/// A process with a context on a GPU, as NVML lists it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GpuProcess {
     /// Process id in NVML's view; may be gone already, or of another namespace.

@@ -28,7 +28,6 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// Its name in journals, markers and `--scheduler`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Slurm => "slurm",

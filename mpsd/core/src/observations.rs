@@ -25,7 +25,6 @@ const NONE: &str = "0 clients: no CUDA program used its MPS";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Observations {
-    /// The pid of this `mpsd`.
     pub mpsd: u32,
     /// Clients that had a context, each counted once.
     pub clients: u64,
@@ -109,7 +108,6 @@ pub struct ServerLost {
 #[display("control daemon {pid} was lost ({how})")]
 pub struct DaemonLost {
     pub pid: i32,
-    /// How: `exit code 0`, `signal 9`.
     pub how: String,
 }
 

@@ -41,7 +41,6 @@ impl Paths {
         self.gpus().join(uuid.as_str())
     }
 
-    /// Markers and spool of our own drains.
     pub fn drains(&self) -> PathBuf {
         self.state.join("drains")
     }

@@ -43,6 +43,15 @@ pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
     }
 }
 
+/// The parts of `text` between commas that stand in no brackets.
+pub fn split_outside(text: &str, [open, close]: [char; 2]) -> impl Iterator<Item = &str> {
+    let mut inside = false;
+    text.split(move |c| {
+        inside = (inside || c == open) && c != close;
+        c == ',' && !inside
+    })
+}
+
 pub fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

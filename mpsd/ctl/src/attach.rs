@@ -1,7 +1,7 @@
 //! Attaches a process to its job's MPS, by the scheduler's variables and root's record.
 
 use super::this_node;
-use batch::{Host, Lookup, Site, ThisHost, late_script, scheduled_devices};
+use batch::{Host, Location, Lookup, ThisHost, late_script, scheduled_devices};
 use mpsd::job::journal::ProcessRef;
 use mpsd::job::store::Store as _;
 use mpsd_core::bind::DeviceNames;
@@ -135,7 +135,7 @@ impl Caller<'_> {
     }
 
     fn scheduled(&self, job: &JobId) -> Visible {
-        scheduled_devices(job, self.env, &Site::of(&self.settings().0), &ThisHost)
+        scheduled_devices(job, self.env, &Location::of(&self.settings().0), &ThisHost)
     }
 
     fn without_mps(&self, job: &JobId) -> Visible {
@@ -199,8 +199,8 @@ impl Caller<'_> {
 
     /// The job's batch script, for its first process: OpenPBS sends it after the job has begun.
     fn late_script(&self, record: &Record) -> Option<String> {
-        let site = || Site::of(&self.settings().0);
-        self.first.then(|| late_script(&record.job, &site()))?
+        let location = || Location::of(&self.settings().0);
+        self.first.then(|| late_script(&record.job, &location()))?
     }
 
     /// Why the MPS that its site gave the job does not go with the job's script.
@@ -246,7 +246,7 @@ impl Caller<'_> {
     /// daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(named) = self.job {
-            return batch::meant(named, &Site::of(&self.settings().0));
+            return batch::meant(named, &Location::of(&self.settings().0));
         }
         if let Some(id) = self.var("PBS_JOBID") {
             return Ok(vec![JobId::parse(&id)?]);

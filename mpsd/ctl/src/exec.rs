@@ -3,7 +3,7 @@
 
 use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
-use batch::{Host, Lookup, Site, ThisHost, may_run_as_root};
+use batch::{Host, Location, Lookup, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, Refusal};
 use setup::VerbError;
@@ -152,8 +152,8 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
     let node = ThisHost.name();
     let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
-    let site = Site::of(&settings.unwrap_or_else(|_| Settings::usual()));
-    if let Some(config) = may_run_as_root(&site, &ThisHost) {
+    let location = Location::of(&settings.unwrap_or_else(|_| Settings::usual()));
+    if let Some(config) = may_run_as_root(&location, &ThisHost) {
         let config = config.display();
         let why = format!(
             "it runs as root, and '{config}' may have $job_starter_run_privileged or cannot be read"

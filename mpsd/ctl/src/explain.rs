@@ -4,7 +4,7 @@ use super::attach::Caller;
 use super::report;
 use super::terminal::{width, wrap};
 use super::{NAME, complain};
-use batch::Site;
+use batch::Location;
 use mpsd::cli::troubles::{TROUBLES, Trouble};
 use mpsd::job::report_text;
 use mpsd::node::by_child;
@@ -161,7 +161,7 @@ impl Explain {
 /// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for
 /// the caller.
 fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure> {
-    let Ok(ids) = batch::meant(job, &Site::of(settings)) else {
+    let Ok(ids) = batch::meant(job, &Location::of(settings)) else {
         return Ok(None);
     };
     let reports = report::of_job(settings, job, 0)?;

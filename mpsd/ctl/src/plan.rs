@@ -2,7 +2,7 @@
 
 use super::site::inventory;
 use batch::{
-    self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
+    self, Devices, Exclusive, GpuName, GpuSource, Host, Location, Submission, ThisHost, UserRef,
 };
 use mpsd::cli::job_arguments::{Asked, JobArguments};
 use mpsd::node::real::find_user;
@@ -50,7 +50,7 @@ impl PlanVerb {
         let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[])?;
-        let input = self.arguments.input(env, Site::of(&settings), false);
+        let input = self.arguments.input(env, Location::of(&settings), false);
         let submission = match &self.user {
             Some(user) => self.submission(user)?,
             None => self.arguments.submission(&input, &ThisHost)?,

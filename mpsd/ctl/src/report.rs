@@ -3,7 +3,7 @@
 use super::chart;
 use super::terminal::{cut, say, say_json, width, wrap};
 use super::{NAME, complain};
-use batch::Site;
+use batch::Location;
 use mpsd::job::report::JobReport;
 use mpsd::job::report_text::{advice, lines};
 use mpsd::node::reports::{self, StoredReports};
@@ -112,7 +112,7 @@ pub(super) fn of_job(
     job: &str,
     since: u64,
 ) -> Result<Vec<JobReport>, Failure> {
-    for job in batch::meant(job, &Site::of(settings))? {
+    for job in batch::meant(job, &Location::of(settings))? {
         let mut found = stored(settings, Some(&job), since)?;
         found.retain(|report| report.job.belongs_to(&job));
         if !found.is_empty() {
@@ -125,7 +125,7 @@ pub(super) fn of_job(
 /// What the record of a job of the caller's says, if the job is still here.
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
-    let meant = batch::meant(job, &Site::of(settings)).ok()?;
+    let meant = batch::meant(job, &Location::of(settings)).ok()?;
     let record = |job| match record::look(&settings.paths.job(job).record()) {
         Ok(RecordRead::Found(record)) => Some(record),
         _ => None,

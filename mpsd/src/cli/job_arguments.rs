@@ -1,6 +1,6 @@
 //! The job and its request on the command lines of `mps-prologue` and `mpsctl plan`.
 
-use batch::{CallOptions, Host, Input, Program, Scheduler, Site, Submission};
+use batch::{CallOptions, Host, Input, Location, Program, Scheduler, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use mpsd_core::config::Settings;
@@ -69,14 +69,19 @@ impl TypedValueParser for Tokens {
 
 impl JobArguments {
     /// What a scheduler's folder reads.
-    pub fn input<'a>(&'a self, env: batch::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
+    pub fn input<'a>(
+        &'a self,
+        env: batch::Lookup<'a>,
+        location: Location,
+        terminal: bool,
+    ) -> Input<'a> {
         Input {
             program: Program::Prologue,
             scheduler: self.scheduler,
             arguments: &self.positional,
             env,
             given: self.given.clone(),
-            site,
+            location,
             terminal,
         }
     }

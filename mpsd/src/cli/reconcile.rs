@@ -15,7 +15,7 @@ use crate::node::{by_child, site_directory};
 use batch::control::{JobState, KnownJobs};
 use batch::drain::markers;
 use batch::host::boot_time;
-use batch::{Scheduler, Site};
+use batch::{Location, Scheduler};
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, RecordRead};
 use mpsd_core::{Failure, JobId, Paths, Undetermined};
@@ -93,7 +93,7 @@ impl ReconcileReport {
 
 struct Run<'a> {
     settings: &'a Settings,
-    site: Site,
+    location: Location,
     name: &'a str,
     dry: bool,
     boot: bool,
@@ -197,7 +197,7 @@ impl<'a> Run<'a> {
     fn new(settings: &'a Settings, name: &'a str) -> Self {
         Self {
             settings,
-            site: Site::of(settings),
+            location: Location::of(settings),
             name,
             dry: false,
             boot: false,
@@ -284,17 +284,17 @@ impl<'a> Run<'a> {
                 let why = "it began before this boot, and no process of it is left";
                 return JobState::Gone(why.to_owned());
             }
-            let site = Site {
+            let location = Location {
                 slurm_conf: journal.slurm_conf.clone(),
-                ..self.site.clone()
+                ..self.location.clone()
             };
-            return self.ask(journal.scheduler, &site, &journal.node, job);
+            return self.ask(journal.scheduler, &location, &journal.node, job);
         }
-        let (site, name) = (self.site.clone(), self.name);
+        let (location, name) = (self.location.clone(), self.name);
         let mut gone =
             JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
-        for system in batch::owners(job, &site) {
-            match self.ask(system.scheduler(), &site, name, job) {
+        for system in batch::owners(job, &location) {
+            match self.ask(system.scheduler(), &location, name, job) {
                 JobState::Gone(why) => gone = JobState::Gone(why),
                 other => return other,
             }
@@ -302,11 +302,17 @@ impl<'a> Run<'a> {
         gone
     }
 
-    fn ask(&mut self, scheduler: Scheduler, site: &Site, node: &str, job: &JobId) -> JobState {
+    fn ask(
+        &mut self,
+        scheduler: Scheduler,
+        location: &Location,
+        node: &str,
+        job: &JobId,
+    ) -> JobState {
         let known = self
             .known
-            .entry((scheduler, node.to_owned(), site.slurm_conf.clone()));
-        let known = known.or_insert_with(|| batch::of(scheduler).at(site).known_jobs(node));
+            .entry((scheduler, node.to_owned(), location.slurm_conf.clone()));
+        let known = known.or_insert_with(|| batch::of(scheduler).at(location).known_jobs(node));
         known(job)
     }
 
@@ -379,7 +385,7 @@ impl<'a> Run<'a> {
     /// The scheduler of a job that is known only by its id. If none may own it, it is never gone,
     /// and so not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
-        let mut owners = batch::owners(job, &self.site);
+        let mut owners = batch::owners(job, &self.location);
         owners.next().unwrap_or(batch::ALL[0]).scheduler()
     }
 

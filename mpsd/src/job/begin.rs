@@ -51,7 +51,7 @@ pub fn begin<N: Node>(
             outcome::of_failure(node, &job, failed)
         }
         None => {
-            let lines = node.withdraw_remarks(&job.site);
+            let lines = node.withdraw_remarks(&job.location);
             lines.iter().for_each(|line| node.log(Severity::Info, line));
             0
         }

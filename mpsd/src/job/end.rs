@@ -11,7 +11,7 @@ use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::effects::Effect;
-use batch::{Scheduler, Site, Submission};
+use batch::{Location, Scheduler, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::Observations;
@@ -91,8 +91,8 @@ pub fn end_if(
     let target = target(job, ending, journal.as_ref(), &findings);
     evidence::of_silent_nvml(node, target.clone());
     let mut lines = say(node, job, journal.as_ref(), &findings);
-    let site = Site::of(ending.settings);
-    let drained = evidence::drain(node, &target, site, &findings.faults);
+    let location = Location::of(ending.settings);
+    let drained = evidence::drain(node, &target, location, &findings.faults);
     // Last: no caller waits for it.
     let mut end = JobEnd {
         last_words: last_words.unwrap_or_default(),

@@ -11,7 +11,7 @@ use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use super::prepared::DrainTarget;
 use super::report::JobOutcome;
-use batch::Site;
+use batch::Location;
 use batch::drain::Place;
 use mpsd_core::Failure;
 use mpsd_core::config::Settings;
@@ -221,7 +221,7 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
         }
         match still_held(node, &suspicion, age) {
             Some(fault) => {
-                let drained = drain(node, &suspicion.target, Site::of(settings), [&fault]);
+                let drained = drain(node, &suspicion.target, Location::of(settings), [&fault]);
                 is_drained |= drained.as_ref().is_some_and(|(_, delivered)| *delivered);
                 lines.extend(drained.map(|(line, _)| line));
             }
@@ -263,15 +263,15 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
 pub(super) fn drain<'a>(
     node: &mut impl Node,
     target: &DrainTarget,
-    site: Site,
+    location: Location,
     faults: impl IntoIterator<Item = &'a Fault>,
 ) -> Option<(String, bool)> {
     let fault = faults.into_iter().find(|fault| fault.drains())?;
     let place = Place {
         scheduler: target.scheduler,
-        site: Site {
-            slurm_conf: target.slurm_conf.clone().or(site.slurm_conf),
-            ..site
+        location: Location {
+            slurm_conf: target.slurm_conf.clone().or(location.slurm_conf),
+            ..location
         },
         node: &target.node,
     };

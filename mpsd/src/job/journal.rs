@@ -115,7 +115,7 @@ impl Journal {
             starter: None,
             programs: None,
             drain_prefix: drain_prefix(settings),
-            slurm_conf: job.site.slurm_conf.clone(),
+            slurm_conf: job.location.slurm_conf.clone(),
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             began: now(),
             ready_ms: None,

@@ -8,7 +8,7 @@ use super::report::JobOutcome;
 use super::spec::Spec;
 use batch::control::Controller;
 use batch::drain::Place;
-use batch::{Site, UserRef};
+use batch::{Location, UserRef};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Fault;
 use mpsd_core::file::Durability;
@@ -303,7 +303,7 @@ pub trait Scheduling {
     /// for the log.
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
     /// Removes these notes: a start worked. Returns lines for the log.
-    fn withdraw_remarks(&mut self, site: &Site) -> Vec<String>;
+    fn withdraw_remarks(&mut self, location: &Location) -> Vec<String>;
     /// Writes a line into the output file of a batch job that went back into its queue, as its
     /// user.
     fn note(

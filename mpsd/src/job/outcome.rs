@@ -8,7 +8,7 @@ use super::prepared::{Job, User};
 use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use batch::drain::Place;
-use batch::{ExitPolicy, Requeued, Site, Submission, ThisHost};
+use batch::{ExitPolicy, Location, Requeued, Submission, ThisHost};
 use mpsd_core::by_site::BySite;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
@@ -68,7 +68,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     let id = &submission.job;
     let told = &failure.clone().to_user(job.place.node);
     let by_site = job.prepared.is_some_and(|job| job.by_site);
-    let to_shell = is_told_by_shell(submission, failure, &job.place.site);
+    let to_shell = is_told_by_shell(submission, failure, &job.place.location);
     log(node, id, failure);
     if !to_shell && !by_site {
         complain(node, id, told);
@@ -217,9 +217,9 @@ fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
 /// [`BatchSystem::tells_refusals`]).
 ///
 /// [`BatchSystem::tells_refusals`]: batch::BatchSystem::tells_refusals
-fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
+fn is_told_by_shell(submission: &Submission, failure: &Failure, location: &Location) -> bool {
     let system = batch::of(submission.scheduler);
-    failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, site, &ThisHost)
+    failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, location, &ThisHost)
 }
 
 fn policy(submission: &Submission) -> ExitPolicy {
@@ -258,7 +258,7 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     };
     let faults = own.into_iter().chain(&failed.findings.faults);
     let target = job.drain_target(failed.gpus.clone());
-    let drained = evidence::drain(node, &target, job.site.clone(), faults);
+    let drained = evidence::drain(node, &target, job.location.clone(), faults);
     drained.is_some_and(|(line, delivered)| {
         say_of_node(node, job, &line);
         if delivered {

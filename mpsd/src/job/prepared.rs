@@ -2,7 +2,7 @@
 
 use crate::plan::Case;
 use batch::drain::Place;
-use batch::{Devices, Site, Submission, Unattached};
+use batch::{Devices, Location, Submission, Unattached};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
@@ -71,7 +71,7 @@ pub struct Job {
     pub settings: Settings,
     pub user: User,
     pub node: String,
-    pub site: Site,
+    pub location: Location,
     /// A refusal or a failure is left on the node for the job's tasks to read.
     pub record: bool,
     /// The whole start must have ended by then.
@@ -82,7 +82,7 @@ impl Job {
     pub fn place(&self) -> Place<'_> {
         Place {
             scheduler: self.submission.scheduler,
-            site: self.site.clone(),
+            location: self.location.clone(),
             node: &self.node,
         }
     }
@@ -109,7 +109,7 @@ impl Job {
             node: self.node.clone(),
             uid: self.user.uid,
             prefix: drain_prefix(&self.settings),
-            slurm_conf: self.site.slurm_conf.clone(),
+            slurm_conf: self.location.slurm_conf.clone(),
             gpus,
         }
     }

@@ -11,7 +11,7 @@ use crate::plan::effects::Effect;
 use batch::control::Controller;
 use batch::drain::{self, Place, markers};
 use batch::gpu_host::unless_no_gpu_host;
-use batch::{Site, UserRef};
+use batch::{Location, UserRef};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
@@ -251,8 +251,8 @@ impl Scheduling for RealNode {
         drain::remark(&self.settings.paths, place, prefix, failure)
     }
 
-    fn withdraw_remarks(&mut self, site: &Site) -> Vec<String> {
-        let told = drain::withdraw_remarks(&self.settings.paths, site).into_iter();
+    fn withdraw_remarks(&mut self, location: &Location) -> Vec<String> {
+        let told = drain::withdraw_remarks(&self.settings.paths, location).into_iter();
         told.map(|told| told.unwrap_or_else(|why| why)).collect()
     }
 

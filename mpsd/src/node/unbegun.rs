@@ -5,7 +5,7 @@ use super::real::RealNode;
 use crate::job::node::{Daemons as _, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal};
-use batch::Site;
+use batch::Location;
 use batch::control::JobState;
 use mpsd_core::JobId;
 use mpsd_sys::deadline::Deadline;
@@ -28,7 +28,7 @@ pub fn take_down(program: &'static str, job: &JobId, ending: &Ending<'_>, limit:
         return;
     };
     let directory = settings.paths.job(job);
-    let scheduler = batch::of(ending.scheduler).at(&Site::of(settings));
+    let scheduler = batch::of(ending.scheduler).at(&Location::of(settings));
     let known = scheduler.known_jobs(ending.node);
     let mut pause = LOOK_EVERY;
     while stays(directory.directory(), end.within(pause)) && !end.expired() {

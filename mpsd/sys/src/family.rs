@@ -22,7 +22,6 @@ const AFTER_KILL: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
 const MOST_ANSWER: usize = 64 << 10;
 
-/// A keeper and what it keeps.
 #[derive(Debug)]
 pub struct Family {
     keeper: Child,

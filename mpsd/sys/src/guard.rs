@@ -153,7 +153,6 @@ pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     }
 }
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AskError {
     /// It hung, or answered without end.

@@ -5,7 +5,6 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Signals that are blocked while this exists.
 #[derive(Debug)]
 pub struct Signals {
     fd: SignalFd,

@@ -73,7 +73,6 @@ unsafe extern "C" {
     fn slurm_spank_log(format: *const c_char, ...);
 }
 
-/// The context of this process.
 pub fn context() -> Context {
     // `enum spank_context`, spank.h.
     match spank_context() {

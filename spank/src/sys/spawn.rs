@@ -7,7 +7,7 @@ use mpsd_core::text::one_line;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -90,9 +90,8 @@ fn close_on_exec_from_3() {
         return;
     }
     // An older kernel (RHEL 8's 4.18): one by one, up to the soft limit.
-    // SAFETY: reads a limit.
-    let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 65_536);
-    for fd in 3..i32::try_from(limit).unwrap_or(65_536) {
+    let limit = sysconf(SysconfVar::OPEN_MAX).ok().flatten();
+    for fd in 3..limit.unwrap_or(65_536).clamp(256, 65_536) as i32 {
         // SAFETY: changes a flag of a descriptor, or fails on one that is not open.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }

@@ -3,7 +3,7 @@
 use super::{Living, Node, Sim, reference};
 use batch::control::{Controller, NodeStatus};
 use batch::drain::Place;
-use batch::{Requeued, Scheduler, Site, UserRef};
+use batch::{Location, Requeued, Scheduler, UserRef};
 use mpsd::job::DrainTarget;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::node::{
@@ -335,7 +335,7 @@ impl Scheduling for Sim {
         None
     }
 
-    fn withdraw_remarks(&mut self, _: &Site) -> Vec<String> {
+    fn withdraw_remarks(&mut self, _: &Location) -> Vec<String> {
         Vec::new()
     }
 

@@ -2,7 +2,7 @@
 //! everything else.
 
 use super::{Node, World, paths};
-use batch::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
+use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
@@ -262,7 +262,7 @@ impl Scenario {
                 gid: UID,
             },
             node: NODE.to_owned(),
-            site: Site::default(),
+            location: Location::default(),
             record: self.record,
             deadline: Deadline::after(Duration::from_secs(20)),
         })

@@ -5,7 +5,6 @@ use mpsd_core::{Paths, Scheduler};
 use mpsd_sys::files::{Dir, FileError};
 use std::ffi::OsStr;
 
-/// Version of the format.
 pub const VERSION: u32 = 1;
 const REMARK: &str = "remark-";
 const LONGEST: usize = 64 * 1024;
@@ -14,11 +13,8 @@ const MOST: usize = 1000;
 /// One drain of ours.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Marker {
-    /// [`VERSION`].
     pub version: u32,
-    /// The node's scheduler.
     pub scheduler: Scheduler,
-    /// The node's name there.
     pub node: String,
     /// Our reason, to the byte.
     pub reason: String,
@@ -61,14 +57,12 @@ fn directory(paths: &Paths) -> Result<Dir, FileError> {
     make(parent, "drains".as_ref())
 }
 
-/// Writes `marker`.
 pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
     let written = directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644));
     written.map_err(|e| e.to_string())
 }
 
-/// Removes `marker`.
 pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let removed = directory(paths).and_then(|dir| dir.remove_file(marker.file()));
     removed.map(drop).map_err(|e| e.to_string())

@@ -4,20 +4,18 @@
 
 pub mod markers;
 
-use super::call::Site;
+use super::call::Location;
 use super::control::{Controller, NodeStatus};
 use super::of;
 pub use markers::Marker;
 use mpsd_core::text::one_line;
 use mpsd_core::{Fault, Paths, Scheduler};
 use std::fmt::Display;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How much of a foreign reason a message repeats. Characters.
 const SHOWN: usize = 80;
 const CUT: &str = "...";
 
-/// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// We drained the node, now or earlier, and may put it back. Its scheduler shows this reason.
@@ -40,36 +38,28 @@ pub enum DrainState {
 /// A node in its scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// Its scheduler.
     pub scheduler: Scheduler,
-    /// Where the scheduler lives.
-    pub site: Site,
-    /// The node's name there.
+    pub location: Location,
     pub node: &'a str,
 }
 
 impl<'a> Place<'a> {
-    /// The place that `marker` names.
-    pub fn of(marker: &'a Marker, site: &Site) -> Self {
+    pub fn of(marker: &'a Marker, location: &Location) -> Self {
         Self {
             scheduler: marker.scheduler,
-            site: Site {
+            location: Location {
                 slurm_conf: marker.slurm_conf.clone(),
-                ..site.clone()
+                ..location.clone()
             },
             node: &marker.node,
         }
     }
 
-    /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
-        of(self.scheduler).at(&self.site).controller(self.node)
+        of(self.scheduler).at(&self.location).controller(self.node)
     }
 
     fn marker(&self, reason: &str) -> Marker {
-        let since_1970 = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Marker {
             version: markers::VERSION,
             scheduler: self.scheduler,
@@ -78,8 +68,8 @@ impl<'a> Place<'a> {
             note: None,
             gpus: Vec::new(),
             delivered: false,
-            slurm_conf: self.site.slurm_conf.clone(),
-            when: since_1970.as_secs(),
+            slurm_conf: self.location.slurm_conf.clone(),
+            when: mpsd_sys::now(),
             remark: false,
         }
     }
@@ -163,10 +153,10 @@ fn show(
 }
 
 /// Takes the notes of [`remark`] off the node, once they are over; a line for each.
-pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
+pub fn withdraw_remarks(paths: &Paths, location: &Location) -> Vec<Result<String, String>> {
     let withdraw = |marker: Marker| {
         let what = format!("note of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(&marker, site).controller();
+        let controller = Place::of(&marker, location).controller();
         let gone = controller.withdraw(&marker.reason, None);
         match gone.and_then(|()| markers::remove(paths, &marker)) {
             Ok(()) => Ok(format!("{what}: withdrawn")),
@@ -378,7 +368,7 @@ mod tests {
     fn place() -> Place<'static> {
         Place {
             scheduler: Scheduler::Torque,
-            site: Site::default(),
+            location: Location::default(),
             node: "n1",
         }
     }

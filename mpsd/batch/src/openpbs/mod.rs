@@ -2,12 +2,12 @@
 //! 23.06.06).
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
-use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::call::{Input, Location, Lookup, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
 use super::pbs::control::{LONGEST_REASON, PbsNode};
+use super::pbs::trial::QSUB_OF_OPENPBS;
 use super::pbs::{Installation, Product, same_node};
-use super::trial::QSUB_OF_OPENPBS;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
@@ -19,7 +19,6 @@ const MOST_ENV_FILE: usize = 64 << 10;
 pub const VNODE: &str = "[GPU-";
 const SHARES: &str = "mps_shares=";
 
-/// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
 
@@ -35,6 +34,7 @@ static FACTS: SystemFacts = SystemFacts {
     // (docs/facts/pbs.md#results-of-a-prologue).
     retries_at_once: true,
     may_skip_epilogue: false,
+    shows_end: false,
 };
 
 impl BatchSystem for OpenPbs {
@@ -59,7 +59,7 @@ impl BatchSystem for OpenPbs {
             account: input.account(None),
             resource: input.given.resource.clone().filter(|text| !text.is_empty()),
             queue: input.given.queue.clone(),
-            node: input.site.node.clone(),
+            node: input.location.node.clone(),
             interactive: input.terminal,
             script: false,
             step: false,
@@ -73,34 +73,27 @@ impl BatchSystem for OpenPbs {
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let described = Described::of(input, &here);
-        let of_vnodes = input
-            .given
-            .shares
-            .map(|all| described.of_vnodes(&here, all));
-        if let Some((names, exclusive)) = of_vnodes.filter(|(names, _)| !names.is_empty()) {
-            return Devices {
-                gpus: GpuSource::Listed(names),
-                exclusive,
-                whole_node: false,
-                tasks_on_node: tasks(&described.select, &described.vnodes, &here),
-                uneven: false,
-            };
-        }
-        let listed = from_cgroups(submission, input, host);
-        let whole_node = listed
-            .is_none()
-            .then(|| described.whole_node(&here, submission, input, host));
-        let gpus = listed.unwrap_or_else(|| described.without_cgroups(&here));
+        let of_vnodes = input.given.shares;
+        let of_vnodes = of_vnodes.and_then(|all| described.of_vnodes(&here, all));
+        let of_cgroups = || match from_cgroups(submission, input, host)? {
+            listed @ GpuSource::Listed(_) => Some((listed, Exclusive::GpusAlone)),
+            other => Some((other, Exclusive::Unknown)),
+        };
+        let (gpus, exclusive, whole_node) = match of_vnodes.or_else(of_cgroups) {
+            Some((gpus, exclusive)) => (gpus, exclusive, false),
+            None => {
+                let counted = described.without_cgroups(&here);
+                let (gpus, is_whole) = match described.whole_node(&here, submission, input, host) {
+                    Ok(is_whole) => (counted, is_whole),
+                    Err(why) => (counted.because(why), false),
+                };
+                (gpus, Exclusive::Unknown, is_whole)
+            }
+        };
         Devices {
-            exclusive: match &gpus {
-                GpuSource::Listed(_) => Exclusive::GpusAlone,
-                _ => Exclusive::Unknown,
-            },
-            whole_node: whole_node == Some(Ok(true)),
-            gpus: match whole_node {
-                Some(Err(why)) => gpus.because(why),
-                _ => gpus,
-            },
+            gpus,
+            exclusive,
+            whole_node,
             tasks_on_node: tasks(&described.select, &described.vnodes, &here),
             uneven: false,
         }
@@ -110,21 +103,21 @@ impl BatchSystem for OpenPbs {
         &self,
         job: &JobId,
         _: Lookup<'_>,
-        site: &Site,
+        location: &Location,
         host: &dyn Host,
     ) -> Option<String> {
-        let (_, text) = file_of_cgroups(job, site, host);
+        let (_, text) = file_of_cgroups(job, location, host);
         devices_of_cgroups(&text.ok()??)
     }
 
     /// The server sends it after the hooks on execjob_begin (docs/facts/pbs.md#hooks-of-openpbs).
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
-        let pbs = Installation::find(&PRODUCT, &input.site, &ThisHost);
+        let pbs = Installation::find(&PRODUCT, &input.location, &ThisHost);
         pbs.script(submission).filter(|_| input.given.scripted)
     }
 
-    fn late_script(&self, job: &JobId, site: &Site) -> Option<String> {
-        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
+    fn late_script(&self, job: &JobId, location: &Location) -> Option<String> {
+        let pbs = Installation::find(&PRODUCT, location, &ThisHost);
         pbs.has_file_of(job).then(|| pbs.script_of(job))
     }
 
@@ -138,12 +131,12 @@ impl BatchSystem for OpenPbs {
     }
 
     /// 'mpsctl pbs install' sets the limit of our hook above our deadline.
-    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Site) -> Option<Duration> {
+    fn time_limit(&self, _: &Input<'_>, _: bool, _: &Location) -> Option<Duration> {
         None
     }
 
-    fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+    fn at(&self, location: &Location) -> Box<dyn Located> {
+        Box::new(Installation::find(&PRODUCT, location, &ThisHost))
     }
 
     /// All GPUs of a cluster have the same number.
@@ -161,10 +154,10 @@ impl BatchSystem for OpenPbs {
 /// pbs_cgroups.PY), and its text.
 fn file_of_cgroups(
     job: &JobId,
-    site: &Site,
+    location: &Location,
     host: &dyn Host,
 ) -> (PathBuf, Result<Option<String>, String>) {
-    let pbs = Installation::find(&PRODUCT, site, host);
+    let pbs = Installation::find(&PRODUCT, location, host);
     let path = pbs.home.join("aux").join(format!("{job}.env"));
     let text = host.text(&path, MOST_ENV_FILE);
     (path, text)
@@ -179,7 +172,7 @@ fn devices_of_cgroups(text: &str) -> Option<String> {
 }
 
 fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
-    let (path, text) = file_of_cgroups(&submission.job, &input.site, host);
+    let (path, text) = file_of_cgroups(&submission.job, &input.location, host);
     let shown = path.display();
     let value = match text {
         Ok(text) => devices_of_cgroups(&text?)?,
@@ -226,7 +219,7 @@ impl Described {
 
     /// The job's GPUs by the vnodes that our hook made of them, `host[GPU-UUID]`, and its part of
     /// each. The smallest of its shares counts: an operator may place it on several.
-    fn of_vnodes(&self, here: &str, all: u32) -> (Vec<GpuName>, Exclusive) {
+    fn of_vnodes(&self, here: &str, all: u32) -> Option<(GpuSource, Exclusive)> {
         let mut shares: Vec<(GpuName, u32)> = Vec::new();
         for (_, part) in parts(&self.vnodes).filter(|(host, _)| same_node(host, here)) {
             let name = part
@@ -244,17 +237,18 @@ impl Described {
                 None => shares.push((gpu, own)),
             }
         }
-        let own = shares.iter().map(|(_, own)| *own).min().unwrap_or(0);
+        let own = shares.iter().map(|(_, own)| *own).min()?.min(all);
         let part = Part {
-            own: own.min(all),
+            own,
             all,
             of_threads: false,
         };
+        let exclusive = match own {
+            0 => Exclusive::Unknown,
+            _ => Exclusive::Shared(Some(part)),
+        };
         let names = shares.into_iter().map(|(gpu, _)| gpu).collect();
-        match own {
-            0 => (names, Exclusive::Unknown),
-            _ => (names, Exclusive::Shared(Some(part))),
-        }
+        Some((GpuSource::Listed(names), exclusive))
     }
 
     fn without_cgroups(&self, here: &str) -> GpuSource {
@@ -290,7 +284,7 @@ impl Described {
         input: &Input<'_>,
         host: &dyn Host,
     ) -> Result<bool, String> {
-        let pbs = Installation::find(&PRODUCT, &input.site, host);
+        let pbs = Installation::find(&PRODUCT, &input.location, host);
         let is_meant =
             self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
         match is_meant

@@ -1,6 +1,6 @@
 //! What our hook says of a job under OpenPBS, and what we read from it.
 
-use crate::call::{CallOptions, Program, Site};
+use crate::call::{CallOptions, Location, Program};
 use crate::devices::{Exclusive, GpuName, GpuSource, Part};
 use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
@@ -58,11 +58,11 @@ fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
 
 fn scheduled(job: &str, host: &TextHost) -> Option<String> {
     let job = JobId::parse(job).unwrap();
-    let site = Site {
+    let location = Location {
         home: Some("/var/spool/x".into()),
-        ..Site::default()
+        ..Location::default()
     };
-    scheduled_devices(&job, &|_| None, &site, host)
+    scheduled_devices(&job, &|_| None, &location, host)
 }
 
 #[test]

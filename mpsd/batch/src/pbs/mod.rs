@@ -2,8 +2,9 @@
 //! verbs of `mpsctl pbs`.
 
 pub mod control;
+pub mod trial;
 
-use crate::call::{Site, Submission};
+use crate::call::{Location, Submission};
 use crate::host::{Answer, Host};
 use mpsd_core::by_site;
 use mpsd_core::job::{JobId, Scheduler};
@@ -43,7 +44,7 @@ pub struct Installation {
 
 impl Installation {
     /// The installation of `product`: from `site`, else its configuration, else the usual places.
-    pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
+    pub fn find(product: &'static Product, location: &Location, host: &dyn Host) -> Self {
         let read = |file| host.text(Path::new(file), MOST_CONF).ok()?;
         let conf = product.conf.and_then(read).unwrap_or_default();
         let conf_path = |key| conf_path(&conf, key);
@@ -57,12 +58,12 @@ impl Installation {
                 .unwrap_or(first)
                 .into()
         };
-        let home = site.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
-        let exec = site.exec.clone().or_else(|| conf_path("PBS_EXEC"));
+        let home = location.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
+        let exec = location.exec.clone().or_else(|| conf_path("PBS_EXEC"));
         let mut commands = exec.map_or(Vec::new(), |exec| {
             vec![exec.join("bin"), exec.join("sbin"), exec]
         });
-        if site.exec.is_none() {
+        if location.exec.is_none() {
             commands.extend(product.commands.iter().map(PathBuf::from));
         }
         Self {
@@ -261,11 +262,11 @@ mod tests {
     fn ids_end_with_the_servers_name_with_its_domain_or_without() {
         let named = |product, file, text| {
             let host = TextHost::default().file(file, text);
-            let site = Site {
+            let location = Location {
                 home: Some("/home".into()),
-                ..Site::default()
+                ..Location::default()
             };
-            Installation::find(product, &site, &host).servers(&host)
+            Installation::find(product, &location, &host).servers(&host)
         };
         let of_conf = |text| named(&crate::openpbs::PRODUCT, "/etc/pbs.conf", text);
         assert_eq!(

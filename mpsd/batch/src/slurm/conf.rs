@@ -2,6 +2,7 @@
 
 use crate::call::Program;
 use crate::host::Host;
+use mpsd_core::config::HostList;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,6 +108,12 @@ impl Line {
     pub fn is_about(&self, key: &str) -> bool {
         let first = self.words.first();
         first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
+    }
+
+    /// Whether it is for `node`: it names it, or no node at all.
+    pub fn is_for(&self, node: &str) -> bool {
+        self.value("NodeName")
+            .is_none_or(|list| HostList::has(list, node))
     }
 
     pub fn place(&self) -> String {

@@ -1,7 +1,7 @@
 //! The orders to scontrol against scripts in place of Slurm's commands.
 
 use super::*;
-use crate::Site;
+use crate::Location;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -58,12 +58,12 @@ impl Scripted {
         }
         // Else a slurmd that runs on this machine may count.
         let conf = dir.path().join("slurm.conf").display().to_string();
-        let site = Site {
+        let location = Location {
             slurm_exec: Some(dir.path().to_owned()),
             slurm_conf: Some(conf),
-            ..Site::default()
+            ..Location::default()
         };
-        let slurm = Installation::find(&site, "n1");
+        let slurm = Installation::find(&location, "n1");
         let node = SlurmNode {
             slurm,
             name: "n1".to_owned(),

@@ -6,10 +6,11 @@
 //! cells `slurm::devices_list`.
 
 use super::conf::{self, Line, is_fetched, last};
+use super::numbers::{DeviceFile, List, Order};
 use super::slurmd::Slurmd;
 use crate::host::Host;
-use crate::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
+use mpsd_core::text::split_outside;
 use std::path::{Path, PathBuf};
 
 const MOST_FILES: usize = 1024;
@@ -77,14 +78,10 @@ impl Gres {
         let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
             lines.iter().filter_map(|line| line.value(key)).any(fits)
         };
-        let here = |line: &&Line| {
-            line.value("NodeName")
-                .is_none_or(|list| contains(list, node))
-        };
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres
             .iter()
-            .filter(here)
+            .filter(|line| line.is_for(node))
             .filter_map(|line| line.value("Flags"));
         let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
         let count = |name| {
@@ -151,11 +148,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     // Lines that begin with Name come before those that begin with NodeName, in any order in the
     // file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
-    let has_us = |line: &&Line| {
-        line.value("NodeName")
-            .is_some_and(|list| contains(list, node))
-    };
-    let is_ours = |line: &&Line| line.is_about("NodeName") && has_us(line);
+    let is_ours = |line: &&Line| line.is_about("NodeName") && line.is_for(node);
     let ours = gres.iter().filter(is_ours);
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
@@ -239,14 +232,14 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
         let gres = line.value("Gres");
         if names.eq_ignore_ascii_case("DEFAULT") {
             default = gres.or(default);
-        } else if contains(names, node) {
+        } else if HostList::has(names, node) {
             found = Some(gres.or(default));
         }
     }
     let gres = found.ok_or_else(|| format!("slurm.conf has no line for node '{node}'"))?;
     let gres = gres.ok_or_else(|| format!("slurm.conf grants node '{node}' no Gres"))?;
     let mut all: Vec<Granted> = Vec::new();
-    for entry in split_outside(gres, '(', ')') {
+    for entry in parts(gres, ['(', ')']) {
         let parts = entry.split('(').next().unwrap_or_default().split(':');
         let parts: Vec<&str> = parts
             .filter(|part| !is_one_of(part, &["no_consume"]))
@@ -271,21 +264,12 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
 
 /// Slurm deals the shards of a line without `File` out evenly.
 fn shards_of_each(gres: &[Line], node: &str, shards: usize, gpus: usize) -> Option<u32> {
-    let here = |line: &&Line| {
-        line.value("NodeName")
-            .is_none_or(|list| contains(list, node))
-    };
     let mut lines = gres
         .iter()
-        .filter(here)
-        .filter(|line| line.is("Name", "shard"));
+        .filter(|line| line.is_for(node) && line.is("Name", "shard"));
     let each = shards.checked_div(gpus).filter(|each| *each > 0)?;
     let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());
     lines.all(even).then(|| u32::try_from(each).ok())?
-}
-
-fn contains(list: &str, node: &str) -> bool {
-    HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node))
 }
 
 fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
@@ -303,7 +287,7 @@ fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
 /// `/dev/nvidia[0-3,5],/dev/nvidia7`.
 fn expanded(list: &str) -> Option<Vec<PathBuf>> {
     let mut all = Vec::new();
-    for part in split_outside(list, '[', ']') {
+    for part in parts(list, ['[', ']']) {
         let Some((head, tail)) = part.split_once('[') else {
             all.push(part.into());
             continue;
@@ -322,15 +306,7 @@ fn expanded(list: &str) -> Option<Vec<PathBuf>> {
     Some(all)
 }
 
-/// The parts between commas that stand in no brackets.
-fn split_outside(text: &str, open: char, close: char) -> Vec<&str> {
-    let mut inside = false;
-    let parts = text.split(|c| {
-        inside = (inside || c == open) && c != close;
-        c == ',' && !inside
-    });
-    parts
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-        .collect()
+fn parts(list: &str, brackets: [char; 2]) -> impl Iterator<Item = &str> {
+    let parts = split_outside(list, brackets).map(str::trim);
+    parts.filter(|part| !part.is_empty())
 }

@@ -4,7 +4,7 @@
 //! compares (docs/facts/slurm.md#version-of-a-plugin).
 
 use super::slurmd::Slurmd;
-use crate::call::Site;
+use crate::call::Location;
 use crate::host::{Host, ThisHost};
 use mpsd_core::trusted::open_trusted;
 use object::{Object, ObjectSection, ObjectSymbol};
@@ -37,8 +37,8 @@ pub struct Installation {
 impl Installation {
     /// The Slurm of `node`: the one that the site names, else the running slurmd's, else one in a
     /// usual place.
-    pub fn find(site: &Site, node: &str) -> Self {
-        let conf = site.slurm_conf.as_deref().map(Path::new);
+    pub fn find(location: &Location, node: &str) -> Self {
+        let conf = location.slurm_conf.as_deref().map(Path::new);
         let daemon = Slurmd::find(node, conf);
         let of_daemon = || {
             let directory = daemon.as_ref()?.program.as_ref()?.parent()?;
@@ -51,7 +51,7 @@ impl Installation {
             let mut prefixes = above.filter(|dir| dir.parent().is_some());
             prefixes.find_map(|dir| with_commands(dir.join("bin")))
         };
-        let named = site.slurm_exec.as_ref();
+        let named = location.slurm_exec.as_ref();
         let named = named.map(|dir| with_commands(dir.join("bin")).unwrap_or_else(|| dir.clone()));
         let usual = || directories().into_iter().next();
         let found = named.or_else(of_daemon).or_else(of_conf).or_else(usual);
@@ -59,7 +59,7 @@ impl Installation {
         Self {
             commands: found.unwrap_or_else(|| COMMANDS[0].into()),
             conf: conf.map(PathBuf::from).or_else(of_running),
-            is_named: site.slurm_exec.is_some(),
+            is_named: location.slurm_exec.is_some(),
             daemon,
         }
     }

@@ -11,15 +11,15 @@ pub mod control;
 pub mod gres;
 pub mod installation;
 pub mod jobs;
+pub mod numbers;
 pub mod slurmd;
+mod trial;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts};
-use super::call::{Input, Lookup, Site, Submission, UserRef};
+use super::call::{Input, Location, Lookup, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use super::host::{Host, ThisHost};
-use super::numbers::{List, Number, Numbers};
-use super::trial::SRUN;
 use conf::Conf;
 use gres::Gres;
 use installation::Installation;
@@ -30,8 +30,10 @@ use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
 use mpsd_core::text::{is_word, one_line};
+use numbers::{List, Number, Numbers};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use trial::SRUN;
 
 const OF_JOB: &str = "SLURM_JOB_GPUS";
 /// From 25.11 on; the plugin sets it for a step.
@@ -39,7 +41,6 @@ const SLUID: &str = "SLURM_JOB_SLUID";
 const DEADLINE: Duration = Duration::from_secs(3);
 const MOST: u32 = 1024;
 
-/// The batch system Slurm.
 #[derive(Debug, Clone, Copy)]
 pub struct Slurm;
 
@@ -54,6 +55,7 @@ static FACTS: SystemFacts = SystemFacts {
     has_steps: true,
     retries_at_once: false,
     may_skip_epilogue: false,
+    shows_end: false,
 };
 
 impl BatchSystem for Slurm {
@@ -127,8 +129,8 @@ impl BatchSystem for Slurm {
 
     /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own
     /// daemon, and Slurm waits for the end of slurmstepd.
-    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
-        let named = site.slurm_conf.as_deref().map(Path::new);
+    fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration> {
+        let named = location.slurm_conf.as_deref().map(Path::new);
         let conf = Conf::find(named, &ThisHost);
         match step {
             true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
@@ -144,8 +146,8 @@ impl BatchSystem for Slurm {
         restarts.is_some_and(|count| count.trim().parse::<u32>().is_ok_and(|count| count > 0))
     }
 
-    fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Here(site.clone()))
+    fn at(&self, location: &Location) -> Box<dyn Located> {
+        Box::new(Here(location.clone()))
     }
 
     /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says
@@ -174,7 +176,7 @@ impl BatchSystem for Slurm {
     }
 }
 
-struct Here(Site);
+struct Here(Location);
 
 impl Located for Here {
     /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
@@ -343,7 +345,7 @@ fn missing(name: &str) -> Undetermined {
 fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
     let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
     let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
-    let slurm = Installation::find(&input.site, node);
+    let slurm = Installation::find(&input.location, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
     // The id of an array, or of a het job, is that of all its parts. squeue names each part,
@@ -362,13 +364,11 @@ fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
 
 /// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
 fn of_node(text: &str, node: &str) -> Result<String, String> {
-    let here =
-        |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
     let mut found = Vec::new();
     let mut is_here = false;
     for word in text.split_whitespace() {
         if let Some(list) = word.strip_prefix("Nodes=") {
-            is_here = here(list);
+            is_here = HostList::has(list, node);
         } else if let (true, Some(gres)) = (is_here, word.strip_prefix("GRES=")) {
             found.push(gres);
         }

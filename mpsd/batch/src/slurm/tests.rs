@@ -3,7 +3,7 @@
 use super::gres::Gres;
 use crate::call::{Program, UserRef};
 use crate::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
-use crate::numbers::List;
+use crate::slurm::numbers::List;
 use crate::testing::{Call, TextHost, gpu};
 use mpsd_core::gpu::Mig;
 use mpsd_core::{Failure, Inventory};

@@ -8,12 +8,12 @@
 pub mod starter;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, SystemFacts, Unattached};
-use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::call::{Input, Location, Lookup, Program, Submission, UserRef};
 use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
 use super::pbs::control::{LONGEST_REASON, offline_for};
+use super::pbs::trial::QSUB_OF_TORQUE;
 use super::pbs::{Installation, MOST_CONF, Product, attribute, same_node};
-use super::trial::QSUB_OF_TORQUE;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
@@ -27,14 +27,13 @@ const MOST_NODE_FILE: usize = 16 << 20;
 const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
 const SHARED_MODES: [&str; 2] = ["shared", "default"];
 
-/// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 
 /// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if
 /// it cannot be read.
-pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
-    starter::may_run_as_root(&installation(site, host), host)
+pub fn may_run_as_root(location: &Location, host: &dyn Host) -> Option<PathBuf> {
+    starter::may_run_as_root(&installation(location, host), host)
 }
 
 static FACTS: SystemFacts = SystemFacts {
@@ -52,6 +51,8 @@ static FACTS: SystemFacts = SystemFacts {
     retries_at_once: true,
     // docs/facts/pbs.md#sister-nodes
     may_skip_epilogue: true,
+    // docs/facts/pbs.md#environment-identity-and-descriptors
+    shows_end: true,
 };
 
 impl BatchSystem for Torque {
@@ -82,7 +83,7 @@ impl BatchSystem for Torque {
             account: input.account(Some(account)),
             resource: None,
             queue: input.given.queue.clone(),
-            node: input.site.node.clone().or(mother),
+            node: input.location.node.clone().or(mother),
             interactive: input.terminal,
             script: false,
             step: false,
@@ -109,7 +110,7 @@ impl BatchSystem for Torque {
         let mut alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"].into_iter();
         // The request proves nothing: 'qrun -H' disregards it.
         let has_no_other =
-            || installation(&input.site, host).other_job(&submission.job, host) == Ok(None);
+            || installation(&input.location, host).other_job(&submission.job, host) == Ok(None);
         Devices {
             gpus,
             exclusive,
@@ -125,11 +126,11 @@ impl BatchSystem for Torque {
         &self,
         job: &JobId,
         env: Lookup<'_>,
-        site: &Site,
+        location: &Location,
         host: &dyn Host,
     ) -> Option<String> {
         let path = env("PBS_GPUFILE").filter(|path| path.ends_with(&format!("/{job}gpu")))?;
-        let here = site.node.clone().unwrap_or_else(|| host.name());
+        let here = location.node.clone().unwrap_or_else(|| host.name());
         let GpuSource::Listed(gpus) = from_file(Path::new(&path), &here, host) else {
             return None;
         };
@@ -158,18 +159,18 @@ impl BatchSystem for Torque {
         names.retain(|name| !same_node(name, &here));
         names.sort_unstable();
         names.dedup();
-        let pbs = installation(&input.site, host);
+        let pbs = installation(&input.location, host);
         let offline = offline_for(&pbs, &names, &format!("job {}: ", submission.job), host);
         let failed = |(node, note)| Err(Undetermined::new(format!("node '{node}'"), note).into());
         offline.map_or(Ok(()), failed)
     }
 
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
-        installation(&input.site, &ThisHost).script(submission)
+        installation(&input.location, &ThisHost).script(submission)
     }
 
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
-        starter::unattached(&installation(&input.site, host), host)
+        starter::unattached(&installation(&input.location, host), host)
     }
 
     /// A failing prologue.parallel takes its node down, and Torque requeues the job forever
@@ -186,23 +187,23 @@ impl BatchSystem for Torque {
     /// Torque never delivers what a refusing prologue writes: the user of an aborted batch job sees
     /// an exit status of -2 (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user,
     /// if it is in force.
-    fn tells_refusals(&self, submission: &Submission, site: &Site, host: &dyn Host) -> bool {
-        let pbs = installation(site, host);
+    fn tells_refusals(
+        &self,
+        submission: &Submission,
+        location: &Location,
+        host: &dyn Host,
+    ) -> bool {
+        let pbs = installation(location, host);
         let batch = !submission.sister && !submission.interactive;
         batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
     }
 
-    /// docs/facts/pbs.md#environment-identity-and-descriptors.
-    fn shows_end(&self) -> bool {
-        true
+    fn time_limit(&self, _: &Input<'_>, _: bool, location: &Location) -> Option<Duration> {
+        Some(time_limit(&installation(location, &ThisHost), &ThisHost))
     }
 
-    fn time_limit(&self, _: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
-        Some(time_limit(&installation(site, &ThisHost), &ThisHost))
-    }
-
-    fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(installation(site, &ThisHost))
+    fn at(&self, location: &Location) -> Box<dyn Located> {
+        Box::new(installation(location, &ThisHost))
     }
 
     /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.
@@ -297,7 +298,7 @@ fn from_qstat(
     here: &str,
     host: &dyn Host,
 ) -> GpuSource {
-    let (pbs, job) = (installation(&input.site, host), submission.job.as_str());
+    let (pbs, job) = (installation(&input.location, host), submission.job.as_str());
     let found = || {
         let answer = pbs.run("qstat", &["-f", job], QSTAT_DEADLINE, host)?;
         let text = attribute(&answer.text, "exec_gpus");
@@ -351,8 +352,8 @@ pub static PRODUCT: Product = Product {
     comments: true,
 };
 
-pub fn installation(site: &Site, host: &dyn Host) -> Installation {
-    Installation::find(&PRODUCT, site, host)
+pub fn installation(location: &Location, host: &dyn Host) -> Installation {
+    Installation::find(&PRODUCT, location, host)
 }
 
 /// `$prologalarm` if the mom's configuration does not set it.
@@ -366,20 +367,14 @@ pub fn time_limit(pbs: &Installation, host: &dyn Host) -> Duration {
     let config = host.text(&pbs.mom_config(), MOST_CONF).ok().flatten();
     let alarm = config.and_then(|config| prolog_alarm(&config));
     let alarm = alarm.unwrap_or(ALARM_S);
-    Duration::from_secs(if alarm > EARLY_S {
-        alarm - EARLY_S
-    } else {
-        alarm
-    })
+    let early = if alarm > EARLY_S { EARLY_S } else { 0 };
+    Duration::from_secs(alarm - early)
 }
 
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let mut values = config.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        words.next().filter(|word| *word == "$prologalarm")?;
-        words.next()?.parse().ok()
-    });
-    values.rfind(|seconds| *seconds > 0)
+    let values = starter::values(config, "$prologalarm");
+    let seconds = values.filter_map(|value| value.split_whitespace().next()?.parse().ok());
+    seconds.filter(|seconds| *seconds > 0).last()
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn may_be_privileged(config: &str) -> bool {
 
 /// The values of `name` in a mom's configuration, read as the mom does (Torque 6.1,
 /// parse_config.c): the name in any case, '#' ends the line, and the value is the rest.
-fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+pub(super) fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     config.lines().filter_map(move |line| {
         let line = line.split('#').next()?.trim();
         let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '_' | '$');

@@ -1,6 +1,6 @@
 //! Torque's recorded argument vectors and environments, and what we read from them.
 
-use crate::call::{Program, Site, UserRef};
+use crate::call::{Location, Program, UserRef};
 use crate::devices::{Exclusive, GpuName, GpuSource};
 use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
@@ -87,11 +87,11 @@ fn the_mom_gives_a_job_the_numbers_of_its_own_gpu_file() {
     let host = TextHost::default().file(GPU_FILE, "vm-gpu2\nother-gpu3\nvm-gpu0\n");
     let scheduled = |job: &str, file: Option<&str>| {
         let env = |name: &str| file.filter(|_| name == "PBS_GPUFILE").map(str::to_owned);
-        let site = Site {
+        let location = Location {
             node: Some("vm".to_owned()),
-            ..Site::default()
+            ..Location::default()
         };
-        scheduled_devices(&JobId::parse(job).unwrap(), &env, &site, &host)
+        scheduled_devices(&JobId::parse(job).unwrap(), &env, &location, &host)
     };
     assert_eq!(scheduled("0.vm", Some(GPU_FILE)).as_deref(), Some("2,0"));
     // 'qsub -V' carries the name of another job's file.

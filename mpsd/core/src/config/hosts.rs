@@ -1,7 +1,7 @@
 //! Host lists as Slurm writes them, `gpu[001-100,105],x1,r[1-4]n[0-7]`. A list is never expanded:
 //! `[0-999999]` costs nothing.
 
-use crate::text::{is_digits, is_word};
+use crate::text::{is_digits, is_word, split_outside};
 
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Deserialize)]
 #[display("{text}")]
@@ -46,6 +46,11 @@ impl Range {
 }
 
 impl HostList {
+    /// Whether `list` is a host list that holds `name`.
+    pub fn has(list: &str, name: &str) -> bool {
+        Self::try_from(list.to_owned()).is_ok_and(|list| list.contains(name))
+    }
+
     /// Whether the list holds `name`, or its part before the first dot: the kernel often has a
     /// node's long name.
     pub fn contains(&self, name: &str) -> bool {
@@ -76,22 +81,13 @@ impl TryFrom<String> for HostList {
 
     fn try_from(text: String) -> Result<Self, String> {
         let mut patterns = Vec::new();
-        for part in split_outside_brackets(&text) {
+        for part in split_outside(&text, ['[', ']']) {
             let allowed = "names and ranges such as gpu[001-100,105],x1";
             let bad = || format!("'{part}' is no host list; allowed: {allowed}");
             patterns.push(pattern(part.trim()).ok_or_else(bad)?);
         }
         Ok(Self { text, patterns })
     }
-}
-
-fn split_outside_brackets(text: &str) -> Vec<&str> {
-    let mut inside = false;
-    text.split(|c| {
-        inside = (inside || c == '[') && c != ']';
-        c == ',' && !inside
-    })
-    .collect()
 }
 
 fn pattern(text: &str) -> Option<Vec<Piece>> {

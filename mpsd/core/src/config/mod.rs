@@ -15,12 +15,10 @@ pub use values::{
 };
 
 use crate::failure::{Evidence, Fault};
-use crate::file::{FileError, read_regular};
+use crate::file::{FileError, read_any};
 use crate::text::{is_word, one_line};
 use crate::trusted::open_trusted;
 use layer::{blanked, layers, layers_despite_errors};
-use nix::fcntl::{OFlag, open};
-use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use values::{ConfigError, Entry, position};
@@ -43,10 +41,7 @@ impl Config {
 
     /// Reads a draft of the file, which any user may own. Nothing acts on a draft.
     pub fn draft(path: &Path) -> Result<Self, Fault> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = open(path, flags, Mode::empty()).map_err(FileError::io("open", path));
-        let bytes = file.and_then(|file| read_regular(&file, path, LONGEST));
-        Self::of_bytes(path, bytes)
+        Self::of_bytes(path, read_any(path, LONGEST))
     }
 
     fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// One key.
 #[derive(Debug)]
 pub struct Row {
     /// `wait`
@@ -47,7 +46,6 @@ pub struct Section {
     pub name: &'static str,
     /// The file's text above the table.
     pub text: &'static [&'static str],
-    /// Its keys.
     pub rows: &'static [Row],
 }
 
@@ -120,19 +118,12 @@ macro_rules! settings {
 
 settings! {
     Settings [] + {
-        /// `[defaults]`
         defaults: Defaults,
-        /// `[ceilings]`
         ceilings: Ceilings,
-        /// `[slurm]`
         slurm: Slurm,
-        /// `[pbs]`
         pbs: Pbs,
-        /// `[drain]`
         drain: Drain,
-        /// `[reports]`
         reports: Reports,
-        /// `run_dir` and `state_dir`.
         paths: Paths,
         /// Every key with its value in force and its line, in the order of the file's
         /// documentation.
@@ -320,7 +311,6 @@ settings! {
     }
 }
 
-/// The origin of a value in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
     /// `slurm.wait`

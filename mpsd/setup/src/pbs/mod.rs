@@ -7,7 +7,7 @@ pub mod product;
 use crate::node_check::with_node;
 use crate::verbs::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root};
 use crate::{openpbs, torque};
-use batch::call::Site;
+use batch::call::Location;
 use batch::pbs::Installation;
 use check::check;
 use clap::{FromArgMatches, Subcommand};
@@ -115,8 +115,8 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
 }
 
 fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
-    let site = Site::of(&ctx.settings);
-    let find = move |verbs: &ProductVerbs| Installation::find(verbs.product, &site, ctx.host);
+    let location = Location::of(&ctx.settings);
+    let find = move |verbs: &ProductVerbs| Installation::find(verbs.product, &location, ctx.host);
     PRODUCTS.into_iter().map(find)
 }
 

@@ -8,7 +8,7 @@ use crate::node_check::with_node;
 use crate::verbs::{
     AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
 };
-use batch::call::Site;
+use batch::call::Location;
 use batch::slurm::conf::Conf;
 use batch::slurm::installation::{Installation, Release, directories, stamp_of};
 use check::check;
@@ -134,14 +134,14 @@ impl SlurmOptions {
     }
 
     fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf), String> {
-        let mut site = Site::of(&ctx.settings);
+        let mut location = Location::of(&ctx.settings);
         let named = self
             .slurm_conf
             .as_ref()
             .map(|path| path.display().to_string());
-        site.slurm_conf = named.or(site.slurm_conf);
-        site.slurm_exec = self.exec.clone().or(site.slurm_exec);
-        let slurm = Installation::find(&site, &self.node(ctx));
+        location.slurm_conf = named.or(location.slurm_conf);
+        location.slurm_exec = self.exec.clone().or(location.slurm_exec);
+        let slurm = Installation::find(&location, &self.node(ctx));
         slurm.untrusted().map_or(Ok(()), Err)?;
         let conf = Conf::find(slurm.conf(ctx.host).as_deref(), ctx.host)?;
         Ok((slurm, conf))

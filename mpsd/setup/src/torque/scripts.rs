@@ -176,7 +176,7 @@ fn quoted(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'.' | b'-' | b'_');
     match word.bytes().all(plain) {
         true => word.to_owned(),
-        false => batch::trial::quoted(word),
+        false => batch::pbs::trial::quoted(word),
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 impl Run<'_> {
     pub(super) fn drain(&mut self, marker: &Marker, lift: bool) {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
-        let controller = Place::of(marker, &self.site).controller();
+        let controller = Place::of(marker, &self.location).controller();
         let controller = controller.as_ref();
         let told = match drain::state(marker, controller) {
             Err(why) if marker.delivered => {
@@ -56,7 +56,7 @@ impl Run<'_> {
     /// Withdraws notes of an unusable configuration, because it is usable now. They are in the
     /// usual directory.
     pub(super) fn remarks(&mut self) {
-        for told in drain::withdraw_remarks(&Settings::usual().paths, &self.site) {
+        for told in drain::withdraw_remarks(&Settings::usual().paths, &self.location) {
             // A note that stays does no harm; the next run tries again.
             self.tell(told.map_or_else(Note, Change));
         }

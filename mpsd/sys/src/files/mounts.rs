@@ -29,7 +29,6 @@ pub fn has_no_mounts(error: &FileError) -> bool {
     error.errno().is_some_and(|errno| none.contains(&errno))
 }
 
-/// What a tmpfs may hold.
 #[derive(Clone, Copy, Debug)]
 pub struct TmpfsSize {
     /// Bytes.

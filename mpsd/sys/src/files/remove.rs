@@ -20,12 +20,9 @@ use std::time::Duration;
 const BATCH: usize = 4096;
 const BUSY: Duration = Duration::from_millis(5);
 
-/// How much may be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Entries in all.
     pub entries: u64,
-    /// End of the work.
     pub deadline: Deadline,
 }
 

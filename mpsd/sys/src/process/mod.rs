@@ -60,7 +60,6 @@ impl ProcessWatch {
     }
 }
 
-/// A thread at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     /// The letter of its state, as `ps` shows it.

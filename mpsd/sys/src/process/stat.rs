@@ -101,7 +101,6 @@ pub struct Uids {
 /// A file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
-    /// Its device.
     pub device: u64,
     /// Its inode there. No other file has it while a process runs this file.
     pub inode: u64,

@@ -6,6 +6,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::unistd::{SysconfVar, sysconf};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, wait, waitpid};
 use rustix::thread::{
@@ -20,10 +21,8 @@ pub(super) fn of_rustix(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
 }
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Exit {
-    /// Its exit code.
     #[display("exit code {_0}")]
     Code(u8),
     /// This signal ended it; a number, since real-time signals have no name.
@@ -203,11 +202,12 @@ fn close_listed(keep: &[RawFd]) {
     let list = openat(CWD, c"/proc/self/fd", flags, Mode::empty());
     let own = list.as_ref().map_or(-1, AsRawFd::as_raw_fd);
     let is_unwanted = |fd: &RawFd| *fd >= 3 && *fd != own && !keep.contains(fd);
-    // SAFETY: as in `close_range`: this child does not use the descriptor any more.
-    let close = |fd: RawFd| unsafe { rustix::io::close(fd) };
+    let close = |fd: RawFd| {
+        let _ = nix::unistd::close(fd);
+    };
     let Ok(list) = list else {
-        // SAFETY: a constant name goes in, a number comes out.
-        let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 1 << 20) as RawFd;
+        let limit = sysconf(SysconfVar::OPEN_MAX).ok().flatten();
+        let limit = limit.unwrap_or(1 << 20).clamp(256, 1 << 20) as RawFd;
         return (3..limit).filter(is_unwanted).for_each(close);
     };
     // Closing while reading makes the list skip entries: read again until a pass closes nothing.

@@ -1,4 +1,4 @@
-//! A scheduler's own numbers of GPUs, and which GPUs they are: those that the job would have
+//! Slurm's numbers of GPUs, and which GPUs they are: those that the job would have
 //! without us.
 //!
 //! A number is a place in a list of device files. If a task can open only its own files, CUDA
