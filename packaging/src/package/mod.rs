@@ -11,18 +11,19 @@ mod rpm;
 mod stage;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args as _, FromArgMatches as _};
+use fs_err as fs;
 
 use crate::cargo;
 use crate::command::{command, wrote};
-use crate::files::{emptied, is_a, list, read_text, write};
+use crate::files::{emptied, is_a, list};
 use programs::{Built, Machine, Profile};
-use release::{Release, manifest};
+use release::Release;
+pub use release::VERSION;
 use repository::Repository;
 
 /// `dist`'s options.
@@ -112,13 +113,13 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     emptied(&options.out)?;
     let out = &fs::canonicalize(&options.out)?;
     let work = out.join("work");
-    let version = options.number.clone().map_or_else(version, Ok)?;
+    let version = options.number.as_deref().unwrap_or(VERSION);
     let mut packages = BTreeSet::new();
     for built in built {
         let work = work.join(built.machine.name());
         let tree = work.join("tree");
         let release = Release {
-            version: version.clone(),
+            version: version.to_owned(),
             revision: options.revision,
             epoch: epoch()?,
             machine: built.machine,
@@ -131,25 +132,20 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     let packages: Vec<PathBuf> = packages.into_iter().collect();
     let names = packages.iter().filter_map(|package| package.file_name());
     let sums = wrote(Command::new("sha256sum").current_dir(out).args(names))?;
-    write(&out.join("SHA256SUMS"), sums)?;
+    fs::write(out.join("SHA256SUMS"), sums)?;
     let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
-    let (notes, compiler) = (notes(&manifest("version")?)?, compiler.trim());
-    write(
-        &out.join("notes.md"),
+    let (notes, compiler) = (notes()?, compiler.trim());
+    fs::write(
+        out.join("notes.md"),
         format!("{notes}\nBuilt with {compiler}.\n"),
     )?;
-    fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
+    fs::remove_dir_all(&work)?;
     Ok(packages)
 }
 
-/// The workspace's version, from `Cargo.toml`.
-pub fn version() -> Result<String> {
-    manifest("version")
-}
-
-pub fn notes(version: &str) -> Result<String> {
-    let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
-    let heading = format!("## [{version}]");
+pub fn notes() -> Result<String> {
+    let text = fs::read_to_string("CHANGELOG.md")?;
+    let heading = format!("## [{VERSION}]");
     let after = text.split_once(&heading);
     let (_, after) = after.with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
     let body = after.split_once('\n').map_or("", |(_, body)| body);
