@@ -5,6 +5,7 @@
 use crate::room::room;
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
+use anyhow::{Error, Result};
 use batch::gpu_host::{DRIVER, NO_GPU_HOST, is_gpu_host};
 use batch::host::Host;
 use mpsd_core::config::Settings;
@@ -196,8 +197,10 @@ fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
     pairs.filter_map(one).collect()
 }
 
-fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
-    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)?;
+fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String> {
+    let answer = host
+        .run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)
+        .map_err(Error::msg)?;
     Ok(answer.text.trim().to_owned())
 }
 
