@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use fs_err as fs;
 
 use crate::install::{EMULATOR, arm64, deny, slurm};
-use crate::package::programs::{self, Machine, Profile};
+use crate::package::programs::{self, Machine};
 use crate::{cargo, command, machine, runs, site};
 
 /// Longest time for one stage.
@@ -283,18 +283,16 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
                 command
             })
         }
-        "aarch64" => programs::build(Profile::Quick, Machine::Arm),
+        "aarch64" => programs::build(Machine::Arm, true),
         "deny" => deny("licenses bans sources").context("cargo-deny cannot be had"),
-        "arm64-unit" => {
-            programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
-                let system = arm64()?;
-                let emulator = system.join(EMULATOR);
-                let runner = format!("{} -L {}", emulator.display(), system.display());
-                command.args(EMULATED.split(' '));
-                command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-                Ok(command)
-            })
-        }
+        "arm64-unit" => programs::portable(Machine::Arm, true, "test").and_then(|mut command| {
+            let system = arm64()?;
+            let emulator = system.join(EMULATOR);
+            let runner = format!("{} -L {}", emulator.display(), system.display());
+            command.args(EMULATED.split(' '));
+            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+            Ok(command)
+        }),
         "vm" => match machine::system() {
             Ok(_) => Ok(machine::stage()?),
             Err(missing) => Err(missing),

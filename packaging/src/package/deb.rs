@@ -28,11 +28,7 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
         Package::Pbs => "all",
         Package::Base | Package::Slurm => release.machine.debian(),
     };
-    // The first packages of a version have the version's own number.
-    let version = match release.revision {
-        1 => release.version.clone(),
-        revision => format!("{}-{revision}", release.version),
-    };
+    let version = &release.version;
     fs::create_dir_all(&dir)?;
     let own = release.files.iter().filter(|file| file.package == package);
     let paths = own.map(|file| file.to.trim_start_matches('/'));
@@ -48,8 +44,8 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     {
         gzip(&dir.join(page))?;
     }
-    documents(release, package, &version, &dir)?;
-    control(release, package, [&version, architecture], &dir)?;
+    documents(release, package, version, &dir)?;
+    control(release, package, [version, architecture], &dir)?;
     let name = format!("{}_{version}_{architecture}.deb", package.name());
     let made = work.join(&name);
     let words = "-type d -exec chmod 755 {} +";

@@ -13,7 +13,6 @@ use crate::command::{command, quietly, wrote};
 #[derive(Debug)]
 pub struct Release {
     pub version: String,
-    pub revision: u32,
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
     pub machine: Machine,

@@ -88,7 +88,6 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
         .replace("@VERSION@", &release.version)
         .replace("@MAINTAINER@", MAINTAINER)
         .replace("@HOMEPAGE@", HOMEPAGE)
-        .replace("@REVISION@", &release.revision.to_string())
         .replace("@STAGE@", tree.to_str().context("a path that is not text")?)
         .replace("@DATE@", &date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))
