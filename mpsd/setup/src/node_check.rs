@@ -71,7 +71,6 @@ pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>)
     all
 }
 
-/// Whether systemd runs here.
 pub fn is_booted() -> bool {
     Path::new(BOOTED).is_dir()
 }
@@ -105,7 +104,6 @@ pub fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> Check
     }
 }
 
-/// Whether this is a host for jobs with GPUs.
 pub fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     is_gpu_host(&ctx.settings.nvml)
 }

@@ -51,7 +51,6 @@ impl SetupContext<'_> {
     }
 }
 
-/// Refuses `verb` to an ordinary user.
 pub fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     match nix::unistd::geteuid().is_root() {
         true => Ok(()),
@@ -77,7 +76,6 @@ pub fn make_directory(directory: &Path, mode: u32) -> Result<()> {
 /// What a verb did, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerbReport {
-    /// Lines.
     pub lines: Vec<String>,
     /// Something is wrong, or left to do by hand.
     pub incomplete: bool,
@@ -154,9 +152,7 @@ impl From<Vec<CheckLine>> for VerbReport {
 /// Why a command of `mpsctl` did not do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbError {
-    /// One line.
     pub line: String,
-    /// The exit code.
     pub code: u8,
 }
 
@@ -180,10 +176,8 @@ impl From<Failure> for VerbError {
     }
 }
 
-/// One line of a check.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum CheckLine {
-    /// As it should be.
     #[display("OK    {_0}")]
     Pass(String),
     /// It could be better, or a user may have caused it, or it could not be checked.
@@ -196,7 +190,6 @@ pub enum CheckLine {
 }
 
 impl CheckLine {
-    /// Its first word.
     pub fn status(&self) -> &'static str {
         match self {
             Self::Pass(_) => "OK",
@@ -205,13 +198,11 @@ impl CheckLine {
         }
     }
 
-    /// The rest of it.
     pub fn text(&self) -> &str {
         let (Self::Pass(text) | Self::Warn(text) | Self::Fail(text)) = self;
         text
     }
 
-    /// Whether something does not work.
     pub fn is_wrong(&self) -> bool {
         matches!(self, Self::Fail(_))
     }

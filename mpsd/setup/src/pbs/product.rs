@@ -31,9 +31,7 @@ pub struct ProductVerbs {
     pub product: &'static Product,
     pub install:
         fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
-    /// Removes what `install` wrote.
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
-    /// Checks what `install` wrote.
     pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
     /// Tries what `check` cannot see.
     pub trial: fn(&Installation, &SetupContext<'_>) -> Option<CheckLine>,
