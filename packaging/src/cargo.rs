@@ -1,5 +1,6 @@
 //! Cargo itself, and the programs it built.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -8,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::command::{self, works, wrote};
+use crate::files::is_a;
 
 /// The workspace's root.
 pub fn root() -> Result<PathBuf> {
@@ -45,12 +47,6 @@ pub fn by_toolchain(name: &str, words: &str) -> Option<Command> {
     there.then(|| command::command("rustup", &format!("run {name} cargo {words}")))
 }
 
-pub fn oldest_rust() -> Result<String> {
-    let metadata = metadata()?;
-    let own = metadata["packages"][0]["rust_version"].as_str();
-    Ok(own.context("Cargo.toml names no rust-version")?.to_owned())
-}
-
 pub fn has_target(target: &str) -> bool {
     let words = ["--print", "target-libdir", "--target", target];
     let library = wrote(&mut rustc(&words));
@@ -66,7 +62,7 @@ pub fn build(line: &str) -> Result<()> {
 }
 
 pub fn metadata() -> Result<Value> {
-    let text = wrote(words("metadata --no-deps --format-version=1").stderr(Stdio::inherit()))?;
+    let text = wrote(&mut words("metadata --no-deps --format-version=1"))?;
     serde_json::from_str(&text).context("'cargo metadata' gave no JSON")
 }
 
@@ -74,6 +70,30 @@ pub fn target_directory() -> Result<PathBuf> {
     let metadata = metadata()?;
     let target = metadata["target_directory"].as_str();
     Ok(target.context("no target directory")?.into())
+}
+
+/// Runs cargo. Returns the programs, tests and shared libraries that it built, by target and, for
+/// libraries, file name.
+pub fn built(line: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut command = words(line);
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit());
+    let mut built = BTreeMap::new();
+    for line in wrote(&mut command)?.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo's message")?;
+        let files = message["filenames"].as_array().into_iter().flatten();
+        let files = files.filter_map(|file| Path::new(file.as_str()?).into());
+        for library in files.filter(|file| is_a(file, "so")) {
+            let name = library.file_name().unwrap_or_default();
+            built.insert(name.to_string_lossy().into_owned(), library.to_owned());
+        }
+        if let Some(program) = message["executable"].as_str() {
+            let name = message["target"]["name"].as_str().unwrap_or_default();
+            built.insert(name.to_owned(), program.into());
+        }
+    }
+    Ok(built)
 }
 
 /// Turns this process into a program of the build, so that signals reach it directly.

@@ -1,14 +1,17 @@
 //! One command with a deadline. Its output is read while it runs, or shown only if it fails.
 
-use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::files::list;
 
 /// Longest time for a command that shows nothing: an installation, a build.
 const QUIET: Duration = Duration::from_secs(600);
@@ -104,33 +107,16 @@ pub fn step<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
+/// A process that has ended meanwhile is no failure.
 fn kill_tree(root: i32) {
-    let parents = parents();
-    let mut family = BTreeSet::from([root]);
-    loop {
-        let size = family.len();
-        let of_family = parents.iter().filter(|(_, parent)| family.contains(parent));
-        let children: Vec<i32> = of_family.map(|(pid, _)| *pid).collect();
-        family.extend(children);
-        if family.len() == size {
-            break;
-        }
+    let threads = list(Path::new(&format!("/proc/{root}/task")));
+    let children = threads.into_iter().flatten();
+    let children = children.filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
+    let children: String = children.collect();
+    let _ = kill(Pid::from_raw(root), Signal::SIGKILL);
+    for child in children.split_whitespace() {
+        child.parse().into_iter().for_each(kill_tree);
     }
-    for pid in family {
-        // A process that has ended meanwhile is no failure.
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-    }
-}
-
-fn parents() -> Vec<(i32, i32)> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let with_parent = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
-        Some((pid, parent.parse().ok()?))
-    };
-    pids.filter_map(with_parent).collect()
 }
 
 fn forward(stream: Option<impl Read + Send + 'static>, sender: Sender<String>) {

@@ -1,16 +1,16 @@
 //! Power cuts: a virtual machine loses its power after each tenth of a second of a job's life, and
 //! boots again from the disk that is left.
 
-use std::fs;
-use std::num::NonZero;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use crate::cargo::{self, target_directory};
 use crate::files::emptied;
-use crate::machine::{self, Cells, Machine};
+use crate::machine::{self, Cells, Machine, side_by_side};
 
 /// What a machine says before it loses its power, with what the job was doing.
 const CUT: &str = "the power is cut: ";
@@ -38,11 +38,6 @@ pub struct Options {
     drains: bool,
 }
 
-struct Row {
-    doing: String,
-    left: Option<String>,
-}
-
 /// Cuts until a job has ended before its cut.
 pub fn run(options: &Options) -> Result<()> {
     cargo::build("build --workspace --lib --bins")?;
@@ -57,58 +52,50 @@ pub fn run(options: &Options) -> Result<()> {
     let place = target_directory()?.join("tmp/cuts");
     emptied(&place)?;
     let base = Machine::kept(&machine::system()?, &place.join("base"))?;
-    let (said, code) = base.run(&cells(INSTALLS), None);
-    ensure!(matches!(code, Ok(0)), "no node to cut: {said}");
-    let next = Mutex::new((0..options.cuts).map(|at| options.first + at * options.step));
-    let rows = Mutex::new(Vec::<Row>::new());
-    let is_over = || {
-        rows.lock()
-            .is_ok_and(|rows| rows.iter().any(|row| row.doing == AFTER))
-    };
-    let work = || -> Result<()> {
-        let take = || next.lock().ok().and_then(|mut next| next.next());
-        while let Some(after_ms) = take().filter(|_| !is_over()) {
-            let then = if options.drains { "drains" } else { "" };
-            let when = format!("{after_ms} {then}");
-            let row = cut(&base, &place.join(after_ms.to_string()), &when, &cells)?;
-            let left = row.left.as_deref().unwrap_or("nothing left");
-            println!("{after_ms:>6} ms  {:<20} {left}", row.doing);
-            rows.lock().expect("no thread panics").push(row);
+    let (said, is_installed) = base.run(&cells(INSTALLS), None);
+    ensure!(is_installed, "no node to cut: {said}");
+    let is_over = AtomicBool::new(false);
+    let (made, bad) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let times = (0..options.cuts).map(|at| options.first + at * options.step);
+    side_by_side(times.take_while(|_| !is_over.load(SeqCst)), |after_ms| {
+        let then = if options.drains { "drains" } else { "" };
+        let when = format!("{after_ms} {then}");
+        let (doing, left) = cut(&base, &place.join(after_ms.to_string()), &when, &cells)?;
+        let shown = left.as_deref().unwrap_or("nothing left");
+        println!("{after_ms:>6} ms  {doing:<20} {shown}");
+        made.fetch_add(1, SeqCst);
+        if doing == AFTER {
+            is_over.store(true, SeqCst);
         }
+        let mut bad = bad.lock().expect("no thread panics");
+        bad.extend(left.map(|_| doing));
         Ok(())
-    };
-    let count = std::thread::available_parallelism().map_or(2, NonZero::get);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
-        let ended = workers
-            .into_iter()
-            .map(|worker| worker.join().expect("no thread panics"));
-        ended.collect::<Result<Vec<_>>>()
     })?;
-    let rows = rows.into_inner().expect("no thread panics");
-    let bad: Vec<_> = rows.iter().filter(|row| row.left.is_some()).collect();
-    println!("{} cuts, {} left something", rows.len(), bad.len());
+    let (made, bad) = (
+        made.into_inner(),
+        bad.into_inner().expect("no thread panics"),
+    );
+    println!("{made} cuts, {} left something", bad.len());
     match bad.first() {
         None => Ok(()),
-        Some(row) => bail!("a cut left something {}", row.doing),
+        Some(doing) => bail!("a cut left something {doing}"),
     }
 }
 
+/// What the job was doing, and what was left of it.
 fn cut(
     base: &Machine,
     place: &Path,
     when: &str,
     cells: &dyn Fn(&str) -> Vec<Cells>,
-) -> Result<Row> {
-    let machine = Machine::kept(base.system(), place)?;
+) -> Result<(String, Option<String>)> {
+    let machine = Machine::kept(&base.system, place)?;
     let (said, _) = machine.run(&cells(LOSES), Some(when));
     let doing = said.lines().find_map(|line| line.split_once(CUT));
     let (_, doing) = doing.with_context(|| format!("its power stayed: {said}"))?;
-    let (again, code) = machine.run(&cells(BOOTS), None);
-    fs::remove_dir_all(place).with_context(|| format!("'{}'", place.display()))?;
-    Ok(Row {
-        doing: doing.to_owned(),
-        // A test that is not there fails nothing.
-        left: (!matches!(code, Ok(0)) || !again.contains(" 1 passed;")).then_some(again),
-    })
+    let (again, is_right) = machine.run(&cells(BOOTS), None);
+    fs::remove_dir_all(place)?;
+    // A test that is not there fails nothing.
+    let left = (!is_right || !again.contains(" 1 passed;")).then_some(again);
+    Ok((doing.to_owned(), left))
 }

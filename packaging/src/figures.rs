@@ -1,10 +1,10 @@
 //! Figures of README and docs/measured.md are not older than the code that they measure.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use crate::cargo;
 use crate::command::{command, wrote};
-use crate::files::read_text;
 
 const PAGES: [&str; 2] = ["README.md", "docs/measured.md"];
 /// What a start and an end do.
@@ -67,7 +67,7 @@ pub fn are_young() -> Result<()> {
     );
     let mut old = Vec::new();
     for page in PAGES {
-        for (day, name) in results(&read_text(root.join(page))?) {
+        for (day, name) in results(&fs::read_to_string(root.join(page))?) {
             let code = code_of(&name)
                 .with_context(|| format!("{page}: '{name}' is in no row of {}", file!()))?;
             if code.is_empty() {
@@ -147,7 +147,7 @@ mod tests {
     fn each_figure_of_the_pages_is_of_a_known_kind_and_each_code_is_there() {
         let root = cargo::root().unwrap();
         for page in PAGES {
-            let named = results(&read_text(root.join(page)).unwrap());
+            let named = results(&fs::read_to_string(root.join(page)).unwrap());
             assert!(!named.is_empty(), "{page}");
             let unknown = named.iter().filter(|(_, name)| code_of(name).is_none());
             assert_eq!(

@@ -2,16 +2,15 @@
 //! without cargo.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use fs_err as fs;
 
 use crate::cargo;
-use crate::command::{command, quietly, wrote};
-use crate::files::{copy, is_a, list, make_dir, read_text};
+use crate::command::{command, quietly};
+use crate::files::{is_a, list};
 
 /// Packages of Debian 12 that carry a Slurm to a machine without one. They are unpacked there,
 /// never installed.
@@ -20,8 +19,8 @@ const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 const PROGRAMS: &str = "hardware slurm-warden cuda-load mpsd mpsctl mps-runner mps-probe mps-prologue mps-epilogue spank_mps.so";
 const CONTRACT: &str = "contract";
-const BUILD: &str =
-    "build --lib --bins -p mpsd -p mpsd-ctl -p runner -p prologue -p epilogue -p spank -p tests";
+const BUILD: &str = "build --release --lib --bins -p mpsd -p mpsd-ctl -p runner -p prologue -p epilogue -p spank -p tests";
+const TEST: &str = "test --release --no-run -p tests --test contract";
 
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the
 /// Python packages.
@@ -55,9 +54,6 @@ pub struct Options {
     /// --out RESULTS'
     #[arg(long, value_name = "DIR")]
     pack: Option<PathBuf>,
-    /// Build with the dev profile: faster to build, slower to start
-    #[arg(long)]
-    dev: bool,
     /// Pack no Slurm packages
     #[arg(long, requires = "pack")]
     no_slurm: bool,
@@ -86,7 +82,7 @@ pub fn run(options: &Options) -> Result<()> {
              run 'DIR/hardware' on one that has"
         );
     }
-    let package = cargo::root()?.join(".hardware");
+    let package = std::path::absolute(".hardware")?;
     pack(&package, options, false)?;
     let out = package.join("out");
     let mut command = Command::new(package.join("hardware"));
@@ -99,49 +95,41 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
+/// Keeps it as `2026-11-21-nvidia-h200.toml`.
 fn keep(out: &Path) -> Result<PathBuf> {
     let file = out.join("hardware.toml");
-    let result: toml::Value =
-        toml::from_str(&read_text(&file)?).with_context(|| format!("'{}'", file.display()))?;
+    let result: toml::Value = toml::from_str(&fs::read_to_string(&file)?)
+        .with_context(|| format!("'{}'", file.display()))?;
     let date = result.get("date").and_then(|date| date.as_str());
+    let day = date.and_then(|date| date.split('T').next());
     let gpu = result.get("machine");
     let gpu = gpu.and_then(|machine| machine.get("gpu_0")?.as_str());
-    let results = cargo::root()?.join("tests/hardware/results");
-    make_dir(&results)?;
-    let kept = results.join(file_name(date.unwrap_or("undated"), gpu.unwrap_or("gpu")));
-    copy(&file, &kept)?;
+    let words = gpu.unwrap_or("gpu").split_whitespace();
+    let words = words.take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
+    let gpu = words.collect::<Vec<_>>().join("-").to_lowercase();
+    let results = Path::new("tests/hardware/results");
+    let kept = results.join(format!("{}-{gpu}.toml", day.unwrap_or("undated")));
+    fs::copy(&file, &kept)?;
     Ok(kept)
 }
 
-/// `2026-11-21-nvidia-h200.toml`
-fn file_name(date: &str, gpu: &str) -> String {
-    let day = date.split('T').next().unwrap_or(date);
-    let words = gpu.split_whitespace();
-    let words = words.take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
-    let words: Vec<String> = words.map(str::to_lowercase).collect();
-    format!("{day}-{}.toml", words.join("-"))
-}
-
 fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
-    make_dir(directory)?;
-    let profile = if options.dev { "" } else { " --release" };
-    let mut built = build(&format!("{BUILD}{profile}"))?;
-    built.extend(build(&format!(
-        "test --no-run -p tests --test {CONTRACT}{profile}"
-    ))?);
+    fs::create_dir_all(directory)?;
+    let mut built = cargo::built(BUILD)?;
+    built.extend(cargo::built(TEST)?);
     for name in PROGRAMS.split(' ').chain([CONTRACT]) {
         put(&built, name, directory)?;
     }
     if let Some(before) = &options.before {
         let to = directory.join("before");
-        make_dir(&to)?;
+        fs::create_dir_all(&to)?;
         for name in ["mps-prologue", "mps-epilogue", "mpsd"] {
-            copy(&before.join(name), &to.join(name))?;
+            fs::copy(before.join(name), to.join(name))?;
         }
     }
     for script in SCRIPTS {
         let name = Path::new(script).file_name().unwrap_or_default();
-        copy(&cargo::root()?.join(script), &directory.join(name))?;
+        fs::copy(script, directory.join(name))?;
     }
     if options.openmm {
         quietly(command("python3", OPENMM).arg(directory.join("wheels")))?;
@@ -164,44 +152,13 @@ fn put(built: &BTreeMap<String, PathBuf>, name: &str, directory: &Path) -> Resul
     let to = directory.join(name);
     // A running program's file cannot be overwritten, but it can be replaced.
     let _ = fs::remove_file(&to);
-    copy(file, &to)?;
+    fs::copy(file, &to)?;
     // The package travels without the debug information.
     quietly(Command::new("strip").arg("--strip-unneeded").arg(&to))
 }
 
-/// Runs cargo. Returns the programs and shared libraries that it built by file name, a test by its
-/// own name.
-fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
-    let mut command = cargo::words(words);
-    command
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit());
-    let mut built = BTreeMap::new();
-    for line in wrote(&mut command)?.lines() {
-        let message: Value = serde_json::from_str(line).context("cargo's message")?;
-        built.extend(artifacts(&message));
-    }
-    Ok(built)
-}
-
-fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
-    let kinds = message["target"]["kind"].as_array().into_iter().flatten();
-    let is_library = kinds.filter_map(Value::as_str).any(|kind| kind == "cdylib");
-    let files = message["filenames"].as_array().into_iter().flatten();
-    let files = files.filter_map(Value::as_str);
-    let libraries = files.filter(|file| is_library && file.ends_with(".so"));
-    let library = libraries.map(|file| {
-        let name = file.rsplit('/').next().unwrap_or(file);
-        (name.to_owned(), file.into())
-    });
-    let name = message["target"]["name"].as_str().unwrap_or_default();
-    let program = message["executable"].as_str();
-    let program = program.map(|file| (name.to_owned(), file.into()));
-    library.chain(program).collect()
-}
-
 fn slurm_packages(directory: &Path) -> Result<()> {
-    make_dir(directory)?;
+    fs::create_dir_all(directory)?;
     let there = list(directory)?;
     let there = there.iter().filter(|file| is_a(file, "deb")).count();
     if there >= SLURM.split(' ').count() {

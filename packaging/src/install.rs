@@ -2,44 +2,38 @@
 //! what is missing.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use crate::cargo::{self, target_directory};
-use crate::command::{command, lines, quietly, step, works};
-use crate::files::{emptied, make_dir, write};
+use crate::command::{command, quietly, step, works, wrote};
+use crate::files::emptied;
 
 const APT: &str = "/usr/bin/apt-get";
-const DNF: &str = "/usr/bin/dnf";
 
-/// A program; if it is missing, the package manager installs it. Its path, its package on Debian
-/// and on RPM systems.
-pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
+/// A program; if it is missing, apt-get installs its Debian package.
+pub fn program(path: &str, package: &str) -> Result<()> {
     if Path::new(path).exists() {
         return Ok(());
     }
-    step(&format!("installing {deb}"), || packages(deb, rpm))?;
-    if !Path::new(path).exists() {
-        bail!("'{path}' is still missing");
-    }
+    step(&format!("installing {package}"), || packages(package))?;
+    ensure!(Path::new(path).exists(), "'{path}' is still missing");
     Ok(())
 }
 
-pub fn packages(deb: &str, rpm: &str) -> Result<()> {
-    let install = if Path::new(APT).exists() {
-        quietly(&mut command(APT, "update -q"))?;
-        (APT, format!("install -y -q --no-install-recommends {deb}"))
-    } else if Path::new(DNF).exists() {
-        (DNF, format!("install -y -q {rpm}"))
-    } else {
-        bail!("cannot install {deb}: neither apt-get nor dnf is here");
-    };
-    quietly(command(install.0, &install.1).env("DEBIAN_FRONTEND", "noninteractive"))
+pub fn packages(names: &str) -> Result<()> {
+    ensure!(
+        Path::new(APT).exists(),
+        "this is no Debian: install its '{names}' by hand"
+    );
+    quietly(&mut command(APT, "update -q"))?;
+    let install = format!("install -y -q --no-install-recommends {names}");
+    quietly(command(APT, &install).env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 /// The directory `name` below the target directory's `place`. `make` fills it, unless it was made
@@ -58,7 +52,7 @@ pub fn kept(
     emptied(&home)?;
     step(&format!("installing {name}"), || make(&home))?;
     // Last, so that an unfinished directory is made again.
-    write(&note, wanted)?;
+    fs::write(&note, wanted)?;
     Ok(home)
 }
 
@@ -68,10 +62,10 @@ pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
     let home = kept("tools", name, wanted, |home| {
         // Debian has `venv` in a package of its own.
         if !works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
-            packages("python3-venv", "python3")?;
+            packages("python3-venv")?;
         }
         let list = home.join("wanted");
-        write(&list, wanted)?;
+        fs::write(&list, wanted)?;
         quietly(Command::new("python3").args(["-m", "venv"]).arg(home))?;
         let words = "-m pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes --requirement";
         let python = home.join("bin/python").display().to_string();
@@ -91,25 +85,22 @@ pub fn mermaid() -> Result<PathBuf> {
     let file = "package/dist/mermaid.min.js";
     let home = kept("tools", "mermaid", &MERMAID.join(" "), |home| {
         if !works(Command::new("npm").arg("--version")) {
-            packages("npm", "npm")?;
+            packages("npm")?;
         }
         let mut pack = Command::new("npm");
-        pack.args(["pack", "--json", MERMAID[0]]).current_dir(home);
-        let output = pack.output().context("cannot start npm")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let told = serde_json::from_slice(&output.stdout);
-        let [told]: [serde_json::Value; 1] =
-            told.with_context(|| format!("npm pack: {}", said.trim()))?;
+        let told = wrote(pack.args(["pack", "--json", MERMAID[0]]).current_dir(home))?;
+        let [told]: [serde_json::Value; 1] = serde_json::from_str(&told).context("npm pack")?;
         let ([name, wanted], bytes) = (MERMAID, &told["integrity"]);
-        if bytes != wanted {
-            bail!("{name} has the bytes {bytes}, not {wanted}");
-        }
+        ensure!(
+            bytes == wanted,
+            "{name} has the bytes {bytes}, not {wanted}"
+        );
         let archive = told["filename"].as_str();
         let archive = archive.context("npm pack names no file")?;
         let mut unpack = Command::new("tar");
         unpack.args(["--extract", "--gzip", "--file", archive, file]);
         quietly(unpack.current_dir(home))?;
-        fs::remove_file(home.join(archive)).context("the archive of Mermaid")
+        Ok(fs::remove_file(home.join(archive))?)
     })?;
     Ok(home.join(file))
 }
@@ -165,18 +156,19 @@ pub fn arm64() -> Result<PathBuf> {
         let words =
             format!("{SMALL} --variant=extract --architectures=arm64,amd64 --include={ARM64}");
         mmdebstrap(&root, &words, "bookworm")?;
-        let mut dirs = ["proc", "root", "run"].iter();
-        dirs.try_for_each(|dir| make_dir(&root.join(dir)))
+        for dir in ["proc", "root", "run"] {
+            fs::create_dir_all(root.join(dir))?;
+        }
+        Ok(())
     })?;
     Ok(home.join("root"))
 }
 
 /// A Debian of this release in `root`.
 pub fn mmdebstrap(root: &Path, words: &str, release: &str) -> Result<()> {
-    program("/usr/bin/mmdebstrap", "mmdebstrap", "mmdebstrap")?;
-    if fs::exists(APT)? && !fs::exists("/usr/share/keyrings/debian-archive-keyring.gpg")? {
-        packages("debian-archive-keyring", "")?;
-    }
+    program("/usr/bin/mmdebstrap", "mmdebstrap")?;
+    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+    program(keys, "debian-archive-keyring")?;
     let mut make = command(
         "/usr/bin/mmdebstrap",
         "--quiet --mode=root --format=directory",
@@ -186,9 +178,7 @@ pub fn mmdebstrap(root: &Path, words: &str, release: &str) -> Result<()> {
 }
 
 const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
-/// Services of the packages that must not run, because the tests start their own.
-const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
-/// Debian's packages ask this program before they start a service: 101 means no. A program that is
+/// The tests start their own services. Debian's packages ask this program before they start a service: 101 means no. A program that is
 /// already there stays.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
@@ -196,58 +186,37 @@ pub fn slurm() -> Result<()> {
     if missing().is_empty() {
         return Ok(());
     }
-    let own_policy = Path::new(APT).exists() && !Path::new(POLICY).exists();
+    let own_policy = !Path::new(POLICY).exists();
     if own_policy {
-        write(Path::new(POLICY), "#!/bin/sh\nexit 101\n")?;
-        fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755))?;
+        fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(POLICY, Permissions::from_mode(0o755))?;
     }
     let installed = step("installing Slurm and munge", || {
-        if !Path::new(APT).exists() {
-            packages("", "epel-release")?;
-        }
-        packages(
-            "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge",
-            "slurm slurm-slurmctld slurm-slurmd munge",
-        )
+        packages("slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge")
     });
-    if own_policy && let Err(error) = fs::remove_file(POLICY) {
-        eprintln!("xtask: cannot remove '{POLICY}': {error}");
+    if own_policy {
+        fs::remove_file(POLICY)?;
     }
-    stop_services();
     installed?;
-    match &missing()[..] {
-        [] => Ok(()),
-        still => {
-            let still = still.join(", ");
-            bail!("Slurm was installed, but {still} are still missing")
-        }
+    // What was just installed must not come up with the next boot either.
+    if Path::new("/run/systemd/system").is_dir() {
+        let words = "disable --now --quiet slurmctld slurmd munge";
+        quietly(&mut command("/usr/bin/systemctl", words))?;
     }
+    let still = missing().join(", ");
+    ensure!(
+        still.is_empty(),
+        "Slurm was installed, but {still} are still missing"
+    );
+    Ok(())
 }
 
 fn missing() -> Vec<&'static str> {
     let dirs = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
-    let names = |name: &str| [name.to_owned(), format!("{name}-wlm")];
     let there = |name: &str| {
-        let is_in = |dir: &&str| {
-            names(name)
-                .iter()
-                .any(|name| Path::new(dir).join(name).exists())
-        };
-        dirs.iter().any(is_in)
+        let files =
+            [name, &format!("{name}-wlm")].map(|file| dirs.map(|dir| Path::new(dir).join(file)));
+        files.as_flattened().iter().any(|file| file.exists())
     };
     SLURM.split(' ').filter(|name| !there(name)).collect()
-}
-
-/// Under systemd, what was just installed must neither run nor come up with the next boot.
-fn stop_services() {
-    if !Path::new("/run/systemd/system").is_dir() {
-        return;
-    }
-    for service in SERVICES {
-        let words = format!("disable --now --quiet {service}");
-        let mut disable = command("/usr/bin/systemctl", &words);
-        if let Err(error) = lines(&mut disable, Duration::from_secs(60), |_| {}) {
-            eprintln!("xtask: cannot disable service '{service}': {error:#}");
-        }
-    }
 }

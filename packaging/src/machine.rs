@@ -3,20 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs;
 use std::num::NonZero;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
+use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
 
 use crate::cargo::{self, target_directory};
-use crate::command::{command, lines, quietly, wrote};
-use crate::files::{emptied, is_a, list, make_dir, rename, write};
+use crate::command::{command, lines, quietly};
+use crate::files::{emptied, is_a, list};
 use crate::{install, package};
 
 /// The release that boots: Linux 6.1, systemd 252, Slurm 22.05.
@@ -110,92 +109,78 @@ pub fn packages() -> Result<()> {
     package::run(&package::Options::into_dir("x86_64", &packages)?)
 }
 
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let system = system()?;
-    let programs = programs()?;
-    let next = Mutex::new(MACHINES.iter().enumerate());
-    let right = Mutex::new(true);
-    let work = || {
-        let take = || next.lock().ok().and_then(|mut next| next.next());
-        while let Some((number, runs)) = take() {
-            let run = |(name, words): &(&str, &str)| {
-                let words = match options.words.is_empty() {
-                    true => words.split_whitespace().map(str::to_owned).collect(),
-                    false => options.words.clone(),
-                };
-                (programs[*name].clone(), words)
+pub fn run(options: &Options) -> Result<()> {
+    let (system, programs, target) = (system()?, programs()?, target_directory()?);
+    let wrong = Mutex::new(0);
+    side_by_side(MACHINES.iter().enumerate(), |(number, runs)| {
+        let cells = runs.iter().map(|(name, words)| {
+            let words = match options.words.is_empty() {
+                true => words.split_whitespace().map(str::to_owned).collect(),
+                false => options.words.clone(),
             };
-            let cells: Vec<_> = runs.iter().map(run).collect();
-            let place = format!("tmp/machine-{number}");
-            let begin = Instant::now();
-            let (said, code) = match target_directory() {
-                Ok(target) => Machine::of(&system, &target.join(place)).run(&cells, None),
-                Err(error) => (String::new(), Err(error)),
-            };
-            // In one piece.
-            let Ok(mut right) = right.lock() else { return };
-            let took = begin.elapsed().as_secs();
-            let names: Vec<_> = runs.iter().map(|(name, _)| *name).collect();
-            println!("\n--- {} ({took} s)\n{said}", names.join(" "));
-            match code {
-                Ok(0) => {}
-                Ok(_) => *right = false,
-                Err(error) => {
-                    println!("{error:#}");
-                    *right = false;
-                }
-            }
-            // A second try has words of one program.
-            let words = runs.iter().map(|(_, words)| *words);
-            for word in words
-                .filter(|_| options.words.is_empty())
-                .flat_map(without_cells(&said))
-            {
-                println!("no cell of the name '{word}'");
-                *right = false;
-            }
+            (programs[*name].clone(), words)
+        });
+        let cells: Vec<_> = cells.collect();
+        let begin = Instant::now();
+        let place = target.join(format!("tmp/machine-{number}"));
+        let machine = Machine {
+            system: system.clone(),
+            place,
+            keeps: false,
+        };
+        let (said, is_right) = machine.run(&cells, None);
+        // In one piece.
+        let mut wrong = wrong.lock().expect("no thread panics");
+        let took = begin.elapsed().as_secs();
+        let names: Vec<_> = runs.iter().map(|(name, _)| *name).collect();
+        println!("\n--- {} ({took} s)\n{said}", names.join(" "));
+        // A second try has words of one program.
+        let words = runs.iter().filter(|_| options.words.is_empty());
+        let missing: Vec<_> = words
+            .flat_map(|(_, words)| without_cells(&said, words))
+            .collect();
+        for word in &missing {
+            println!("no cell of the name '{word}'");
         }
-    };
+        *wrong += usize::from(!is_right) + missing.len();
+        Ok(())
+    })?;
+    let wrong = wrong.into_inner().expect("no thread panics");
+    ensure!(wrong == 0, "cells failed on a machine");
+    Ok(())
+}
+
+/// Does it for each, for as many at once as there are processors.
+pub fn side_by_side<T>(
+    items: impl Iterator<Item = T> + Send,
+    act: impl Fn(T) -> Result<()> + Sync,
+) -> Result<()> {
+    let items = Mutex::new(items);
+    let next = || items.lock().ok().and_then(|mut items| items.next());
+    let work = || std::iter::from_fn(next).try_for_each(&act);
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(2, NonZero::get) {
-            scope.spawn(work);
-        }
-    });
-    match right.into_inner() {
-        Ok(true) => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::FAILURE),
-    }
+        let count = std::thread::available_parallelism().map_or(2, NonZero::get);
+        let workers: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+        let mut ended = workers.into_iter();
+        ended.try_for_each(|worker| worker.join().expect("no thread panics"))
+    })
 }
 
 /// The words of a line of [`MACHINES`] that are in no name of a cell that was run.
-fn without_cells<'w>(said: &str) -> impl Fn(&'w str) -> Vec<&'w str> {
-    let ran: Vec<String> = said
+fn without_cells<'w>(said: &str, words: &'w str) -> Vec<&'w str> {
+    let ran = said
         .lines()
-        .filter(|line| line.starts_with("test ") && line.contains(" ... "))
-        .map(str::to_owned)
-        .collect();
-    move |words| {
-        let words = words.split(' ').take_while(|word| !word.starts_with("--"));
-        let has_none = |word: &&str| !ran.iter().any(|line| line.contains(*word));
-        words.filter(has_none).collect()
-    }
+        .filter(|line| line.starts_with("test ") && line.contains(" ... "));
+    let ran: Vec<&str> = ran.collect();
+    let words = words.split(' ').take_while(|word| !word.starts_with("--"));
+    words
+        .filter(|word| !ran.iter().any(|line| line.contains(word)))
+        .collect()
 }
 
 /// The test programs of [`MACHINES`] by name.
 pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
-    let mut build = cargo::words(
-        "test --locked --no-run --message-format=json --workspace --lib --test slurm --test suite --test vm",
-    );
-    let said = wrote(build.stderr(Stdio::inherit()))?;
-    let messages = said
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let program = |message: Value| {
-        let path = message["executable"].as_str()?;
-        let name = message["target"]["name"].as_str()?;
-        Some((name.to_owned(), PathBuf::from(path)))
-    };
-    Ok(messages.filter_map(program).collect())
+    cargo::built("test --locked --no-run --workspace --lib --test slurm --test suite --test vm")
 }
 
 /// A test program, and words of which a cell's name has one.
@@ -203,25 +188,17 @@ pub type Cells = (PathBuf, Vec<String>);
 
 /// A machine, and where the files of its runs are.
 pub struct Machine {
-    system: PathBuf,
+    pub system: PathBuf,
     place: PathBuf,
+    /// Its first disk keeps what a run writes.
     keeps: bool,
 }
 
 impl Machine {
-    /// Its first disk is as before after each run.
-    fn of(system: &Path, place: &Path) -> Machine {
-        Machine {
-            system: system.to_owned(),
-            place: place.to_owned(),
-            keeps: false,
-        }
-    }
-
     /// A copy of a system, below `place`, that keeps what each run writes.
     pub fn kept(system: &Path, place: &Path) -> Result<Machine> {
         let own = place.join("system");
-        make_dir(&own)?;
+        fs::create_dir_all(&own)?;
         let copy = "-r --sparse=always --no-target-directory";
         quietly(command("cp", copy).args([system, &own]))?;
         Ok(Machine {
@@ -231,33 +208,35 @@ impl Machine {
         })
     }
 
-    pub fn system(&self) -> &Path {
-        &self.system
+    /// What programs said in it, and whether all succeeded. `cut` tells a test when its power goes.
+    pub fn run(&self, cells: &[Cells], cut: Option<&str>) -> (String, bool) {
+        let mut said = String::new();
+        let ran = self.run_once(cells, cut, &mut said);
+        let ended = said.lines().rev().find_map(|line| line.strip_prefix(ENDED));
+        let is_right = ran.is_ok() && ended == Some("0");
+        match (ran, ended) {
+            (Err(error), _) => said += &format!("{error:#}\n"),
+            (Ok(status), None) => {
+                said += &format!("the machine ended before its program ({status})\n");
+            }
+            _ => {}
+        }
+        (said, is_right)
     }
 
-    /// What programs said in it, and the exit code of the last that failed. `cut` tells a test when
-    /// its power goes.
-    pub fn run(&self, cells: &[Cells], cut: Option<&str>) -> (String, Result<u8>) {
-        let (mut said, mut code) = (String::new(), None);
-        let mut run = || {
-            emptied(&self.place)?;
-            let disk = disk(&self.place, cells, cut)?;
-            let status = lines(&mut self.boot(&disk), LONGEST, |line| {
-                said += &format!("{line}\n");
-                code = line
-                    .strip_prefix(ENDED)
-                    .and_then(|code| code.parse().ok())
-                    .or(code);
-            });
-            fs::remove_dir_all(&self.place)
-                .with_context(|| format!("'{}'", self.place.display()))?;
-            status
-        };
-        let ended = run();
-        let code = ended.and_then(|status| {
-            code.with_context(|| format!("the machine ended before its program ({status})"))
-        });
-        (said, code)
+    fn run_once(
+        &self,
+        cells: &[Cells],
+        cut: Option<&str>,
+        said: &mut String,
+    ) -> Result<ExitStatus> {
+        emptied(&self.place)?;
+        let disk = disk(&self.place, cells, cut)?;
+        let status = lines(&mut self.boot(&disk), LONGEST, |line| {
+            *said += &format!("{line}\n");
+        })?;
+        fs::remove_dir_all(&self.place)?;
+        Ok(status)
     }
 
     /// Its clock counts instructions (`-icount`: one processor, two nanoseconds each) and jumps
@@ -287,24 +266,25 @@ impl Machine {
 
 /// The directory with kernel, initrd and the first disk.
 pub fn system() -> Result<PathBuf> {
-    if !cfg!(target_arch = "x86_64") {
-        bail!("the machine's programs are x86_64's, which this is not");
-    }
-    install::program(QEMU, "qemu-system-x86", "qemu-kvm")?;
-    install::program("/usr/sbin/mke2fs", "e2fsprogs", "e2fsprogs")?;
+    ensure!(
+        cfg!(target_arch = "x86_64"),
+        "the machine's programs are x86_64's, which this is not"
+    );
+    install::program(QEMU, "qemu-system-x86")?;
+    install::program("/usr/sbin/mke2fs", "e2fsprogs")?;
     let wanted = [INCLUDED, UNIT, IDLE].concat();
     install::kept("tmp", "debian-machine", &wanted, |home| {
         let root = home.join("root");
         let words = format!("--variant=minbase --include={INCLUDED}");
         install::mmdebstrap(&root, &words, RELEASE)?;
-        write(&root.join("etc/systemd/system/cells.service"), UNIT)?;
+        fs::write(root.join("etc/systemd/system/cells.service"), UNIT)?;
         let name = "gpu001";
-        write(&root.join("etc/hostname"), name)?;
-        write(
-            &root.join("etc/hosts"),
+        fs::write(root.join("etc/hostname"), name)?;
+        fs::write(
+            root.join("etc/hosts"),
             format!("127.0.0.1 localhost {name}\n"),
         )?;
-        make_dir(&root.join("disk"))?;
+        fs::create_dir_all(root.join("disk"))?;
         for words in [
             "enable cells".to_owned(),
             format!("disable --quiet {IDLE}"),
@@ -317,12 +297,12 @@ pub fn system() -> Result<PathBuf> {
             let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
             for kept in ["vmlinuz", "initrd.img"] {
                 if name.starts_with(kept) {
-                    rename(&file, &home.join(kept))?;
+                    fs::rename(&file, home.join(kept))?;
                 }
             }
         }
         image(&home.join("disk"), &root, "2G")?;
-        fs::remove_dir_all(&root).context("cannot remove what is on the disk now")
+        Ok(fs::remove_dir_all(&root)?)
     })
 }
 
@@ -339,25 +319,13 @@ fn image(file: &Path, of: &Path, size: &str) -> Result<()> {
 /// The second disk: the repository's files that tests read, and what was built, each at its own
 /// path; the packages; the test programs' command lines; when the power is cut.
 fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
-    let (repository, build) = (cargo::root()?, target_directory()?);
+    let build = target_directory()?;
     let content = place.join("content");
-    for dir in [
-        "repository/fuzz",
-        "build/debug/deps",
-        "build/tmp",
-        "packages",
-    ] {
-        make_dir(&content.join(dir))?;
+    for dir in ["repository", "build/debug/deps", "build/tmp", "packages"] {
+        fs::create_dir_all(content.join(dir))?;
     }
-    for (from, to) in [
-        ("etc", ""),
-        ("docs", ""),
-        ("tests", ""),
-        ("fuzz/corpus", "fuzz"),
-    ] {
-        let to = content.join("repository").join(to);
-        quietly(command("cp", "-r").args([&repository.join(from), &to]))?;
-    }
+    let repository = content.join("repository");
+    quietly(command("cp", "-r --parents etc docs tests fuzz/corpus").arg(&repository))?;
     let debug = content.join("build/debug");
     for file in list(&build.join("debug"))?
         .iter()
@@ -366,8 +334,7 @@ fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
         link(file, &debug)?;
     }
     for name in SHIPPED {
-        let to = debug.join(name);
-        fs::remove_file(&to).with_context(|| format!("'{}'", to.display()))?;
+        fs::remove_file(debug.join(name))?;
         link(&build.join(BUILT).join(name), &debug)?;
     }
     for (program, _) in cells {
@@ -379,9 +346,9 @@ fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
     {
         link(package, &content.join("packages"))?;
     }
-    write(&content.join("run"), script(cells, &repository, &build)?)?;
+    fs::write(content.join("run"), script(cells, &cargo::root()?, &build)?)?;
     if let Some(cut) = cut {
-        write(&content.join("cut"), cut)?;
+        fs::write(content.join("cut"), cut)?;
     }
     let disk = place.join("disk");
     image(&disk, &content, "1G")?;
@@ -395,7 +362,7 @@ fn is_program(file: &Path) -> bool {
 
 fn link(file: &Path, into: &Path) -> Result<()> {
     let name = file.file_name().context("a file has a name")?;
-    fs::hard_link(file, into.join(name)).with_context(|| format!("no link to '{}'", file.display()))
+    Ok(fs::hard_link(file, into.join(name))?)
 }
 
 /// A second address of the machine's own, because getaddrinfo(3) with AI_ADDRCONFIG finds no name
@@ -425,7 +392,7 @@ mod tests {
     fn a_word_without_a_cell_is_told() {
         let said =
             "running 2 tests\ntest seen::one ... ok (1.0 s)\ntest a::b ... FAILED\nnot held::\n";
-        let missing = super::without_cells(said);
+        let missing = |words| super::without_cells(said, words);
         assert_eq!(missing("seen:: a:: --skip held::"), [""; 0]);
         assert_eq!(missing("seen:: held::"), ["held::"]);
         assert_eq!(missing(""), [""; 0]);

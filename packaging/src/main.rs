@@ -47,8 +47,12 @@ enum Verb {
     #[command(subcommand)]
     Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
-    /// the end.
-    Soak(runs::Soak),
+    /// the end: [CYCLES [AT_ONCE [SEED]]].
+    Soak {
+        /// Jobs, jobs at once, and where the dice begin: the same seed plays the same jobs
+        #[arg(value_name = "NUMBER")]
+        numbers: Vec<String>,
+    },
     /// Run every fuzz target under libFuzzer.
     Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
@@ -57,7 +61,7 @@ enum Verb {
     /// etc/mpsd/mpsd.toml.
     Texts,
     /// Make the documentation's site, and follow its links.
-    Docs(site::Options),
+    Docs,
     /// Make the packages for Debian and RPM systems.
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
@@ -81,10 +85,7 @@ impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
         use Verb::{Dist, Docs, ReleaseCheck, Schedmd, Texts};
-        !matches!(
-            self,
-            Texts | Docs(_) | Dist(_) | ReleaseCheck(_) | Schedmd(_)
-        )
+        !matches!(self, Texts | Docs | Dist(_) | ReleaseCheck(_) | Schedmd(_))
     }
 }
 
@@ -115,13 +116,12 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Setup { arm64: false } => install::slurm()?,
         Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
         Verb::Test(options) => return test::run(options),
-        Verb::Machine(options) => return machine::run(options),
+        Verb::Machine(options) => machine::run(options)?,
         Verb::Matrices => runs::matrices()?,
         Verb::Matrix(matrix) => runs::matrix(matrix)?,
-        Verb::Soak(options) => runs::soak(options)?,
         Verb::Fuzz(options) => runs::fuzz(options)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
-        Verb::Docs(options) => site::run(options)?,
+        Verb::Docs => site::run()?,
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
         Verb::Schedmd(options) => schedmd::compare(options)?,
@@ -130,6 +130,10 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             install::slurm()?;
             cargo::build("build --workspace")?;
             return cargo::become_program("debug/demo", &[]);
+        }
+        Verb::Soak { numbers } => {
+            cargo::build(runs::PROGRAMS)?;
+            return cargo::become_program("debug/soak", numbers);
         }
         Verb::Bench { words } => {
             if let [word, ..] = &words[..]

@@ -1,16 +1,17 @@
 //! `cargo xtask release-check`: what must hold before a version gets its tag, beyond what every CI
 //! run checks.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use crate::command::{command, quietly, quietly_within};
-use crate::files::{emptied, is_a, list, read_text};
-use crate::{cargo, figures, install, package};
+use crate::files::{emptied, is_a, list};
+use crate::package::{self, VERSION};
+use crate::{cargo, figures, install};
 
 /// `release-check`'s options.
 #[derive(Debug, clap::Args)]
@@ -61,16 +62,16 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn version(tag: Option<&str>) -> Result<()> {
-    let version = package::version()?;
     let metadata = cargo::metadata()?;
     for package in metadata["packages"].as_array().context("no packages")? {
-        let manifest = package["manifest_path"].as_str().context("no manifest")?;
-        if !read_text(manifest)?.contains("version.workspace = true") {
-            bail!("'{manifest}' has a version of its own");
-        }
+        let (name, version) = (&package["name"], &package["version"]);
+        ensure!(
+            version == VERSION,
+            "{name} has the version {version}, not {VERSION}"
+        );
     }
     match tag {
-        Some(tag) if tag != format!("v{version}") => bail!("tag '{tag}' is not 'v{version}'"),
+        Some(tag) if tag != format!("v{VERSION}") => bail!("tag '{tag}' is not 'v{VERSION}'"),
         _ => Ok(()),
     }
 }
@@ -78,15 +79,14 @@ fn version(tag: Option<&str>) -> Result<()> {
 /// The newest entry is this version's and is not empty. A release may have no entry above it: its
 /// changes would be in the packages, but not in their notes.
 fn changelog(tagged: bool) -> Result<()> {
-    let version = package::version()?;
-    let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
-    newest_entry(&text, &version)?;
-    if package::notes(&version)?.trim().is_empty() {
-        bail!("the entry of {version} is empty");
-    }
-    if tagged && !unreleased(&text).is_empty() {
-        bail!("something stands under [Unreleased]: it belongs into the entry of {version}");
-    }
+    let text = fs::read_to_string("CHANGELOG.md")?;
+    newest_entry(&text, VERSION)?;
+    let notes = package::notes()?;
+    ensure!(!notes.trim().is_empty(), "the entry of {VERSION} is empty");
+    ensure!(
+        !tagged || unreleased(&text).is_empty(),
+        "something stands under [Unreleased]: it belongs into the entry of {VERSION}"
+    );
     Ok(())
 }
 
@@ -126,13 +126,13 @@ fn made(extension: &str) -> Result<Vec<PathBuf>> {
 }
 
 fn lintian() -> Result<()> {
-    install::program("/usr/bin/lintian", "lintian", "lintian")?;
+    install::program("/usr/bin/lintian", "lintian")?;
     let mut lintian = command("/usr/bin/lintian", "--fail-on error,warning");
     quietly(lintian.args(made("deb")?))
 }
 
 fn rpmlint() -> Result<()> {
-    install::program("/usr/bin/rpmlint", "rpmlint", "rpmlint")?;
+    install::program("/usr/bin/rpmlint", "rpmlint")?;
     let mut rpmlint = command("/usr/bin/rpmlint", "-c packaging/rpm/rpmlint.toml");
     let output = rpmlint
         .args(made("rpm")?)
@@ -158,7 +158,7 @@ fn reproducible() -> Result<()> {
     dist.args(["dist", "--target", "x86_64,aarch64", "--out"])
         .arg(&out);
     quietly_within(dist.env("CARGO_TARGET_DIR", &target), BUILD)?;
-    let sums = |dir: &Path| read_text(dir.join("SHA256SUMS"));
+    let sums = |dir: &Path| fs::read_to_string(dir.join("SHA256SUMS"));
     let (first, second) = (sums(Path::new(PACKAGES))?, sums(&out)?);
     let differing = first.lines().filter(|line| !second.contains(line));
     let differing: Vec<&str> = differing.collect();

@@ -6,18 +6,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use crate::command::{lines, shown, wrote};
-use crate::files::make_dir;
 use crate::{cargo, cuts, install};
 
 /// Longest time for the matrices, and for building a fuzz target.
 const LONGEST: Duration = Duration::from_secs(1500);
-/// Time beyond what the size of a run asks for.
-const MARGIN: Duration = Duration::from_secs(120);
-/// Time for one job of the soak; a loaded machine of two cores needs a sixth of a second.
-const CYCLE: Duration = Duration::from_secs(2);
-const PROGRAMS: &str = "build --workspace --lib --bins";
+pub const PROGRAMS: &str = "build --workspace --lib --bins";
 
 /// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure:
 /// NAME = COUNT`.
@@ -56,9 +52,6 @@ pub enum Matrix {
         /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
         #[arg(long, conflicts_with = "prefix")]
         root: Option<PathBuf>,
-        /// Name the cells and run none
-        #[arg(long)]
-        list: bool,
         /// Run the cells whose names hold one of these words
         #[arg(default_values_t = ["site_matrix::".to_owned()])]
         cells: Vec<String>,
@@ -70,16 +63,15 @@ pub enum Matrix {
 const CELLS: &str = "test --locked --workspace --test slurm";
 
 pub fn matrix(matrix: &Matrix) -> Result<()> {
-    let (prefix, root, list, cells) = match matrix {
+    let (prefix, root, cells) = match matrix {
         Matrix::PowerCuts(options) => return cuts::run(options),
         Matrix::Slurm {
             prefix,
             root,
-            list,
             cells,
-        } => (prefix, root, list, cells),
+        } => (prefix, root, cells),
     };
-    if prefix.is_none() && root.is_none() && !list {
+    if prefix.is_none() && root.is_none() {
         install::slurm()?;
     }
     cargo::build(PROGRAMS)?;
@@ -91,7 +83,6 @@ pub fn matrix(matrix: &Matrix) -> Result<()> {
     if let Some(prefix) = prefix {
         run.arg("--prefix").arg(prefix);
     }
-    run.args(list.then_some("--list"));
     shown(&mut run, LONGEST)
 }
 
@@ -122,34 +113,6 @@ pub fn in_system(root: &Path) -> Result<Command> {
     Ok(run)
 }
 
-/// Jobs from prologue to epilogue on eight simulated GPUs; prologues, epilogues and the jobs' own
-/// processes are killed at random. At the end no process, directory, lock, descriptor, mode or
-/// shared memory may be different.
-#[derive(Debug, clap::Args)]
-pub struct Soak {
-    /// Jobs from beginning to end
-    #[arg(long, default_value_t = 2000)]
-    cycles: u32,
-    /// Jobs at once
-    #[arg(long, default_value_t = 16)]
-    at_once: u32,
-    /// Where the dice begin: the same seed plays the same jobs
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-}
-
-pub fn soak(options: &Soak) -> Result<()> {
-    cargo::build(PROGRAMS)?;
-    let mut command = Command::new(cargo::target_directory()?.join("debug/soak"));
-    let Soak {
-        cycles,
-        at_once,
-        seed,
-    } = options;
-    command.args([cycles.to_string(), at_once.to_string(), seed.to_string()]);
-    shown(&mut command, CYCLE * options.cycles + MARGIN)
-}
-
 /// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log,
 /// what the schedulers hand over, and our own files. What breaks something is kept in
 /// 'fuzz/artifacts'.
@@ -177,7 +140,7 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
     let mut all = 0_u64;
     for target in &targets {
         let found = Path::new("fuzz/target/corpus").join(target);
-        make_dir(&found)?;
+        fs::create_dir_all(&found)?;
         let mut run = cargo::words("fuzz run --sanitizer none");
         run.env("RUSTC_BOOTSTRAP", "1");
         let kept = Path::new("fuzz/corpus").join(target);

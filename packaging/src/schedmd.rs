@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
-
-use crate::files::read_text;
+use fs_err as fs;
 
 /// What a test may take longer: the larger of a second and a fifth. Less is noise between two runs
 /// without us.
@@ -63,7 +62,7 @@ pub fn compare(options: &Options) -> Result<()> {
 }
 
 fn read(file: &PathBuf) -> Result<Run> {
-    let run = parse(&read_text(file)?);
+    let run = parse(&fs::read_to_string(file)?);
     if run.is_empty() {
         bail!(
             "'{}' has no result of a test: it needs the output of regression.py -t or run-tests-python",

@@ -1,15 +1,15 @@
 //! `cargo xtask docs`: the site, by mkdocs. A headless browser opens each page at three widths: a
 //! page that scrolls sideways, or a link that leads nowhere, is an error.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use crate::cargo;
 use crate::command::quietly;
-use crate::files::{copy, emptied, is_a, list, read_text, write};
+use crate::files::{emptied, is_a, list};
 use crate::install::{mermaid, program, python};
 
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
@@ -28,28 +28,14 @@ const BROWSER: [&str; 10] = [
     "--virtual-time-budget=60000",
 ];
 
-/// `docs`'s options.
-#[derive(Debug, clap::Args)]
-pub struct Options {
-    /// Where the site goes; emptied first
-    #[arg(long, value_name = "DIR", default_value = "target/site")]
-    pub out: PathBuf,
-}
-
-impl Options {
-    pub fn into_dir(dir: &str) -> Options {
-        Options { out: dir.into() }
-    }
-}
-
 pub fn prepare() -> Result<()> {
     python("mkdocs", MKDOCS)?;
     mermaid()?;
-    program("/usr/bin/mandoc", "mandoc", "mandoc")?;
-    program(CHROMIUM, "chromium", "chromium")
+    program("/usr/bin/mandoc", "mandoc")?;
+    program(CHROMIUM, "chromium")
 }
 
-pub fn run(options: &Options) -> Result<()> {
+pub fn run() -> Result<()> {
     prepare()?;
     let root = cargo::root()?;
     let work = cargo::target_directory()?.join("docs");
@@ -60,9 +46,9 @@ pub fn run(options: &Options) -> Result<()> {
     let to = manual.display().to_string();
     cargo::build(&format!("run --locked --package manual -- {to}"))?;
     for name in ["mkdocs.yml", "hooks.py", "site.css", "search.js"] {
-        copy(&root.join("packaging/site").join(name), &work.join(name))?;
+        fs::copy(root.join("packaging/site").join(name), work.join(name))?;
     }
-    let out = std::path::absolute(&options.out)?;
+    let out = root.join("target/site");
     let mut command = Command::new(python("mkdocs", MKDOCS)?.join("mkdocs"));
     command
         .env("MPSD_ROOT", &root)
@@ -92,10 +78,10 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
     let relative = relative.filter(|page| *page != Path::new("404.html"));
     let relative = serde_json::to_string(&Vec::from_iter(relative))?;
-    let text = read_text(root.join("packaging/site/check.html"))?;
+    let text = fs::read_to_string(root.join("packaging/site/check.html"))?;
     let text = text.replacen("PAGES;", &format!("{relative};"), 1);
     let file = site.join("check.html");
-    write(&file, text)?;
+    fs::write(&file, text)?;
     let browser = browser();
     let mut command = Command::new(browser[0]);
     command.args(&browser[1..]);

@@ -1,15 +1,15 @@
 //! `cargo xtask test`: everything that CI runs, stage by stage; `cargo xtask test STAGE...`: these
 //! alone.
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use fs_err as fs;
 
 use crate::install::{EMULATOR, arm64, deny, slurm};
-use crate::package::programs::{self, Machine, Profile};
+use crate::package::programs::{self, Machine};
 use crate::{cargo, command, machine, runs, site};
 
 /// Longest time for one stage.
@@ -170,7 +170,7 @@ impl Report {
                     return self.skip(&format!("{name}: {what}: {why:#}"));
                 }
                 println!("\n=== {name}: cargo xtask docs");
-                let made = site::run(&site::Options::into_dir("target/site"));
+                let made = site::run();
                 self.verdict(name, started, Tally::default(), made);
             }
             _ => match command_of(stage) {
@@ -273,9 +273,9 @@ fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
 fn command_of(stage: &Stage) -> Result<Result<Command>> {
     let made = match stage.name {
         "oldest-rust" => {
-            let oldest = cargo::oldest_rust()?;
+            let oldest = env!("CARGO_PKG_RUST_VERSION");
             let target = cargo::target_directory()?.join(stage.name);
-            let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
+            let command = cargo::by_toolchain(oldest, "check --locked --workspace --all-targets");
             let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
             command.map(|mut command| {
                 // A directory of its own, because one compiler cannot use what another has built.
@@ -283,18 +283,16 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
                 command
             })
         }
-        "aarch64" => programs::build(Profile::Quick, Machine::Arm),
+        "aarch64" => programs::build(Machine::Arm, true),
         "deny" => deny("licenses bans sources").context("cargo-deny cannot be had"),
-        "arm64-unit" => {
-            programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
-                let system = arm64()?;
-                let emulator = system.join(EMULATOR);
-                let runner = format!("{} -L {}", emulator.display(), system.display());
-                command.args(EMULATED.split(' '));
-                command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-                Ok(command)
-            })
-        }
+        "arm64-unit" => programs::portable(Machine::Arm, true, "test").and_then(|mut command| {
+            let system = arm64()?;
+            let emulator = system.join(EMULATOR);
+            let runner = format!("{} -L {}", emulator.display(), system.display());
+            command.args(EMULATED.split(' '));
+            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+            Ok(command)
+        }),
         "vm" => match machine::system() {
             Ok(_) => Ok(machine::stage()?),
             Err(missing) => Err(missing),

@@ -21,14 +21,11 @@ use std::path::Path;
 /// A process, and the job that it asks about.
 #[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
-    /// The configuration.
     pub config: &'a Path,
     /// The job that it names itself.
     pub job: Option<&'a str>,
-    /// Its environment.
     #[debug(skip)]
     pub env: Lookup<'a>,
-    /// Its user.
     pub uid: u32,
     /// It is the job's main shell, which has no rank: changes that need one are left out, not
     /// refused.
@@ -45,7 +42,6 @@ pub fn own_variable(name: &str) -> Option<String> {
 pub const NO_JOB: &str = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
 
 impl<'a> Caller<'a> {
-    /// This process.
     pub fn this(config: &'a Path, job: Option<&'a str>) -> Self {
         Self {
             config,

@@ -395,7 +395,6 @@ fn programs() -> Result<PathBuf, Failure> {
     Ok(directory.ok_or_else(|| unknown("it has none".to_owned()))?)
 }
 
-/// The program `mpsd`.
 fn daemon() -> Result<PathBuf, Failure> {
     Ok(programs()?.join("mpsd"))
 }
@@ -408,7 +407,6 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     Ok(Config::load(config).and_then(|file| file.for_node(node, &[]))?)
 }
 
-/// Runs an administrator's verb for `node`.
 fn with_context<T>(
     config: &Path,
     node: &str,

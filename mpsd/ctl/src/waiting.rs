@@ -31,7 +31,7 @@ impl Idle {
         json: bool,
     ) -> Result<u8, Failure> {
         let jobs = running_jobs(&settings.paths, moved, self.wait);
-        let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
+        let jobs = jobs.map_err(|why| Undetermined::new("this node", format!("{why:#}")))?;
         if json {
             say_json(&serde_json::json!({"jobs": jobs}));
             return Ok(if jobs.is_empty() { 0 } else { EXIT_REFUSED });

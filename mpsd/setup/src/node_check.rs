@@ -5,6 +5,7 @@
 use crate::room::room;
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
+use anyhow::{Error, Result};
 use batch::gpu_host::{DRIVER, NO_GPU_HOST, is_gpu_host};
 use batch::host::Host;
 use mpsd_core::config::Settings;
@@ -70,7 +71,6 @@ pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>)
     all
 }
 
-/// Whether systemd runs here.
 pub fn is_booted() -> bool {
     Path::new(BOOTED).is_dir()
 }
@@ -104,7 +104,6 @@ pub fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> Check
     }
 }
 
-/// Whether this is a host for jobs with GPUs.
 pub fn has_gpu(ctx: &SetupContext<'_>) -> bool {
     is_gpu_host(&ctx.settings.nvml)
 }
@@ -196,8 +195,10 @@ fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
     pairs.filter_map(one).collect()
 }
 
-fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String, String> {
-    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)?;
+fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String> {
+    let answer = host
+        .run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)
+        .map_err(Error::msg)?;
     Ok(answer.text.trim().to_owned())
 }
 

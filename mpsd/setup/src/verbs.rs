@@ -1,6 +1,7 @@
 //! A verb of `mpsctl` that changes or checks a scheduler's configuration: what it gets, and what it
 //! says.
 
+use anyhow::{Context as _, Result, bail};
 use batch::host::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
@@ -50,7 +51,6 @@ impl SetupContext<'_> {
     }
 }
 
-/// Refuses `verb` to an ordinary user.
 pub fn must_be_root(verb: &str, why: &str) -> Result<(), Failure> {
     match nix::unistd::geteuid().is_root() {
         true => Ok(()),
@@ -64,19 +64,18 @@ pub fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
     fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)
 }
 
-pub fn make_directory(directory: &Path, mode: u32) -> Result<(), String> {
+pub fn make_directory(directory: &Path, mode: u32) -> Result<()> {
     if directory.is_dir() {
         return Ok(());
     }
     let made = fs::create_dir_all(directory);
     let made = made.and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(mode)));
-    made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))
+    made.with_context(|| format!("cannot make '{}'", directory.display()))
 }
 
 /// What a verb did, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerbReport {
-    /// Lines.
     pub lines: Vec<String>,
     /// Something is wrong, or left to do by hand.
     pub incomplete: bool,
@@ -95,26 +94,20 @@ impl VerbReport {
     }
 
     /// Writes root's file with this text and mode, unless it is so already. Its directory is made.
-    pub fn write(
-        &mut self,
-        path: &Path,
-        text: &[u8],
-        mode: u32,
-        about: &str,
-    ) -> Result<(), String> {
+    pub fn write(&mut self, path: &Path, text: &[u8], mode: u32, about: &str) -> Result<()> {
         if is_so(path, text, mode) {
             return Ok(());
         }
         make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
-        replace(path, text, mode, Durability::OnDisk).map_err(|error| error.to_string())?;
+        replace(path, text, mode, Durability::OnDisk)?;
         self.did(format!("wrote '{}'{about}", path.display()));
         self.changed = true;
         Ok(())
     }
 
-    pub fn remove(&mut self, path: &Path) -> Result<(), String> {
+    pub fn remove(&mut self, path: &Path) -> Result<()> {
         let shown = path.display();
-        fs::remove_file(path).map_err(|e| format!("cannot remove '{shown}': {e}"))?;
+        fs::remove_file(path).with_context(|| format!("cannot remove '{shown}'"))?;
         self.did(format!("removed '{shown}'"));
         self.changed = true;
         Ok(())
@@ -159,9 +152,7 @@ impl From<Vec<CheckLine>> for VerbReport {
 /// Why a command of `mpsctl` did not do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbError {
-    /// One line.
     pub line: String,
-    /// The exit code.
     pub code: u8,
 }
 
@@ -172,6 +163,12 @@ impl From<String> for VerbError {
     }
 }
 
+impl From<anyhow::Error> for VerbError {
+    fn from(error: anyhow::Error) -> Self {
+        format!("{error:#}").into()
+    }
+}
+
 impl From<Failure> for VerbError {
     fn from(failure: Failure) -> Self {
         let (line, code) = (failure.to_string(), failure.exit_code());
@@ -179,10 +176,8 @@ impl From<Failure> for VerbError {
     }
 }
 
-/// One line of a check.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum CheckLine {
-    /// As it should be.
     #[display("OK    {_0}")]
     Pass(String),
     /// It could be better, or a user may have caused it, or it could not be checked.
@@ -195,7 +190,6 @@ pub enum CheckLine {
 }
 
 impl CheckLine {
-    /// Its first word.
     pub fn status(&self) -> &'static str {
         match self {
             Self::Pass(_) => "OK",
@@ -204,13 +198,11 @@ impl CheckLine {
         }
     }
 
-    /// The rest of it.
     pub fn text(&self) -> &str {
         let (Self::Pass(text) | Self::Warn(text) | Self::Fail(text)) = self;
         text
     }
 
-    /// Whether something does not work.
     pub fn is_wrong(&self) -> bool {
         matches!(self, Self::Fail(_))
     }
@@ -253,7 +245,7 @@ pub struct RunningJobs {
 }
 
 impl RunningJobs {
-    pub fn allow(&self, ctx: &SetupContext<'_>) -> Result<Option<String>, String> {
+    pub fn allow(&self, ctx: &SetupContext<'_>) -> Result<Option<String>> {
         let wait_s = if self.force { 0 } else { self.wait };
         let jobs = running_jobs(&ctx.settings.paths, ctx.moved, wait_s)?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
@@ -262,10 +254,10 @@ impl RunningJobs {
         );
         match jobs.is_empty() || self.force {
             true => Ok(Some(still).filter(|_| !jobs.is_empty())),
-            false => Err(format!(
+            false => bail!(
                 "nothing removed: jobs with MPS run here, and their end needs our files: {jobs}; allowed: --wait SECONDS, or \
                  --force, after which {timer} their MPS down"
-            )),
+            ),
         }
     }
 }
@@ -276,7 +268,7 @@ pub fn running_jobs(
     paths: &Paths,
     moved: &dyn Fn() -> Vec<String>,
     wait_s: u64,
-) -> Result<Vec<String>, String> {
+) -> Result<Vec<String>> {
     let end = Deadline::after(Duration::from_secs(wait_s));
     loop {
         let jobs = [jobs_here(&paths.jobs())?, moved()].concat();
@@ -286,10 +278,10 @@ pub fn running_jobs(
     }
 }
 
-fn jobs_here(directory: &Path) -> Result<Vec<String>, String> {
+fn jobs_here(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
+        other => other.with_context(|| format!("cannot read '{}'", directory.display()))?,
     };
     let entries = entries.flatten();
     let begun = entries.filter(|entry| entry.path().join("journal").exists());

@@ -9,14 +9,6 @@ use clap_mangen::Man;
 use crate::programs::{self, Program};
 use crate::{settings, tables};
 
-/// Prose of the programs' pages: sections that follow the options.
-const PROSE: [(&str, &str); 5] = [
-    ("mpsctl", include_str!("../../man/mpsctl.1")),
-    ("mps-probe", include_str!("../../man/mps-probe.1")),
-    ("mps-prologue", include_str!("../../man/mps-prologue.8")),
-    ("mps-epilogue", include_str!("../../man/mps-epilogue.8")),
-    ("mpsd", include_str!("../../man/mpsd.8")),
-];
 const SPANK: &str = include_str!("../../man/spank_mps.8");
 const SETTINGS: &str = include_str!("../../man/mpsd.toml.5");
 const SHIPPED: &str = include_str!("../../../etc/mpsd/mpsd.toml");
@@ -31,15 +23,11 @@ pub fn all() -> Result<BTreeMap<String, String>> {
     let mut pages = BTreeMap::new();
     for program in programs::all() {
         let file = format!("{}.{}", program.name, program.section);
-        let prose = PROSE.iter().find(|(name, _)| *name == program.name);
-        let (_, prose) = prose.with_context(|| format!("no prose for '{}'", program.name))?;
-        let prose = match program.name {
-            "mpsctl" => {
-                let prose = filled(prose, TOKENS, &tables::tokens())?;
-                filled(&prose, ERRORS, &tables::errors())?
-            }
-            _ => (*prose).to_owned(),
-        };
+        let mut prose = program.prose.to_owned();
+        if program.name == "mpsctl" {
+            prose = filled(&prose, TOKENS, &tables::tokens())?;
+            prose = filled(&prose, ERRORS, &tables::errors())?;
+        }
         pages.insert(file, page(&program, &prose)?);
     }
     let spank = filled(SPANK, FLAGS, &tables::flags())?;

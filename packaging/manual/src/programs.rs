@@ -3,34 +3,51 @@
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
 
-/// One program.
 pub struct Program {
-    /// Its file.
     pub name: &'static str,
-    /// Section of its man page.
+    /// Of its man page.
     pub section: &'static str,
-    /// Its command line.
     pub command: Command,
+    /// The sections of its page that follow the options.
+    pub prose: &'static str,
 }
 
 /// All programs that are installed.
-pub fn all() -> Vec<Program> {
-    let all = [
-        ("mpsctl", "1", runner::command()),
-        ("mps-probe", "1", mpsd::cli::programs::Probe::command()),
-        ("mps-prologue", "8", prologue::Arguments::command()),
-        ("mps-epilogue", "8", epilogue::Arguments::command()),
-        ("mpsd", "8", mpsd::cli::programs::Daemon::command()),
-    ];
-    let program = |(name, section, command)| Program {
-        name,
-        section,
-        command,
-    };
-    all.map(program).into()
+pub fn all() -> [Program; 5] {
+    [
+        Program {
+            name: "mpsctl",
+            section: "1",
+            command: runner::command(),
+            prose: include_str!("../../man/mpsctl.1"),
+        },
+        Program {
+            name: "mps-probe",
+            section: "1",
+            command: mpsd::cli::programs::Probe::command(),
+            prose: include_str!("../../man/mps-probe.1"),
+        },
+        Program {
+            name: "mps-prologue",
+            section: "8",
+            command: prologue::Arguments::command(),
+            prose: include_str!("../../man/mps-prologue.8"),
+        },
+        Program {
+            name: "mps-epilogue",
+            section: "8",
+            command: epilogue::Arguments::command(),
+            prose: include_str!("../../man/mps-epilogue.8"),
+        },
+        Program {
+            name: "mpsd",
+            section: "8",
+            command: mpsd::cli::programs::Daemon::command(),
+            prose: include_str!("../../man/mpsd.8"),
+        },
+    ]
 }
 
-/// The completion of `program` for `shell`.
 pub fn completion(shell: Shell, program: &Program) -> Vec<u8> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut program.command.clone(), program.name, &mut text);

@@ -61,9 +61,6 @@ pub fn to_toml() -> String {
 }
 
 /// The sections and keys of `file` as roff.
-///
-/// # Errors
-/// A line that is none of the above.
 pub fn to_roff(file: &str) -> Result<String> {
     // The first block is about the whole file: the page says that in its own words.
     file.split("\n\n").skip(1).map(block).collect()

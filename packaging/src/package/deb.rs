@@ -1,20 +1,20 @@
 //! Debian's packages: a directory for each, `DEBIAN` in it, and `dpkg-deb`.
 
-use std::fs;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
+use fs_err as fs;
 
 use super::layout::Package;
-use super::release::{Release, date, gzip, manifest, take_over};
-use crate::command::{quietly, wrote};
-use crate::files::{copy, list, make_dir, read_text, write};
-use crate::{cargo, install};
+use super::release::{HOMEPAGE, MAINTAINER, Release, date, gzip, take_over};
+use crate::command::{command, quietly, wrote};
+use crate::install;
 
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
-    install::program("/usr/bin/dpkg-deb", "dpkg", "dpkg")?;
+    install::program("/usr/bin/dpkg-deb", "dpkg")?;
     Package::ALL
         .iter()
         .map(|package| one(release, *package, &work.join("deb"), out))
@@ -28,28 +28,28 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
         Package::Pbs => "all",
         Package::Base | Package::Slurm => release.machine.debian(),
     };
-    // The first packages of a version have the version's own number.
-    let version = match release.revision {
-        1 => release.version.clone(),
-        revision => format!("{}-{revision}", release.version),
-    };
-    for file in release.files.iter().filter(|file| file.package == package) {
-        let relative = file.path.trim_start_matches('/');
-        let (from, to) = (release.tree.join(relative), dir.join(relative));
-        make_dir(to.parent().unwrap_or(&dir))?;
-        match file.mode {
-            None => std::os::unix::fs::symlink(fs::read_link(&from)?, &to)?,
-            Some(_) => copy(&from, &to)?,
-        }
-        if relative.starts_with("usr/share/man/") {
-            gzip(&to)?;
-        }
+    let version = &release.version;
+    fs::create_dir_all(&dir)?;
+    let own = release.files.iter().filter(|file| file.package == package);
+    let paths = own.map(|file| file.to.trim_start_matches('/'));
+    let paths: Vec<&str> = paths.collect();
+    let mut copy = command(
+        "cp",
+        "--no-dereference --preserve=mode --parents --target-directory",
+    );
+    quietly(copy.arg(&dir).args(&paths).current_dir(&release.tree))?;
+    for page in paths
+        .iter()
+        .filter(|path| path.starts_with("usr/share/man/"))
+    {
+        gzip(&dir.join(page))?;
     }
-    documents(release, package, &version, &dir)?;
-    control(release, package, [&version, architecture], &dir)?;
+    documents(release, package, version, &dir)?;
+    control(release, package, [version, architecture], &dir)?;
     let name = format!("{}_{version}_{architecture}.deb", package.name());
     let made = work.join(&name);
-    modes_of_directories(&dir)?;
+    let words = "-type d -exec chmod 755 {} +";
+    quietly(Command::new("find").arg(&dir).args(words.split(' ')))?;
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
         .args(["--root-owner-group", "-Zxz", "--build"])
@@ -58,42 +58,31 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     take_over(&made, out)
 }
 
-fn modes_of_directories(dir: &Path) -> Result<()> {
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
-    for path in list(dir)? {
-        if path.is_dir() && !path.is_symlink() {
-            modes_of_directories(&path)?;
-        }
-    }
-    Ok(())
-}
-
 fn documents(release: &Release, package: Package, version: &str, dir: &Path) -> Result<()> {
-    let root = cargo::root()?;
     let doc = dir.join("usr/share/doc").join(package.name());
-    make_dir(&doc)?;
-    let mit = read_text(root.join("LICENSE-MIT"))?;
+    fs::create_dir_all(&doc)?;
+    let mit = fs::read_to_string("LICENSE-MIT")?;
     let mit = mit.lines().map(|line| match line {
         "" => " .".to_owned(),
         line => format!(" {line}"),
     });
     let mit: Vec<String> = mit.collect();
-    let copyright = read_text(root.join("packaging/deb/copyright"))?;
+    let copyright = fs::read_to_string("packaging/deb/copyright")?;
     let copyright = copyright.replace("@MIT@", &mit.join("\n"));
-    write(&doc.join("copyright"), copyright)?;
+    fs::write(doc.join("copyright"), copyright)?;
     let date = date(release.epoch, "-R")?;
     let changelog = format!(
         "mpsd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {}  {date}\n",
-        manifest("authors")?
+        MAINTAINER
     );
-    write(&doc.join("changelog"), changelog)?;
+    fs::write(doc.join("changelog"), changelog)?;
     gzip(&doc.join("changelog"))?;
     let name = format!("{}.lintian-overrides", package.name());
-    let overrides = root.join("packaging/deb").join(name);
+    let overrides = Path::new("packaging/deb").join(name);
     if overrides.exists() {
         let to = dir.join("usr/share/lintian/overrides");
-        make_dir(&to)?;
-        write(&to.join(package.name()), read_text(overrides)?)?;
+        fs::create_dir_all(&to)?;
+        fs::write(to.join(package.name()), fs::read_to_string(overrides)?)?;
     }
     Ok(())
 }
@@ -104,24 +93,24 @@ fn control(
     [version, architecture]: [&str; 2],
     dir: &Path,
 ) -> Result<()> {
-    let recipes = cargo::root()?.join("packaging/deb");
+    let recipes = Path::new("packaging/deb");
     let recipe = |name: &str| recipes.join(format!("{}.{name}", package.name()));
     let into = dir.join("DEBIAN");
     let (sums, size) = sums_and_size(dir)?;
-    make_dir(&into)?;
-    let control = read_text(recipe("control"))?
+    fs::create_dir_all(&into)?;
+    let control = fs::read_to_string(recipe("control"))?
         .replace("@VERSION@", version)
         .replace("@ARCH@", architecture)
-        .replace("@MAINTAINER@", &manifest("authors")?)
-        .replace("@HOMEPAGE@", &manifest("homepage")?)
+        .replace("@MAINTAINER@", MAINTAINER)
+        .replace("@HOMEPAGE@", HOMEPAGE)
         .replace("@SIZE@", &size.to_string());
-    write(&into.join("control"), control)?;
-    write(&into.join("md5sums"), sums)?;
+    fs::write(into.join("control"), control)?;
+    fs::write(into.join("md5sums"), sums)?;
     let own = release.files.iter().filter(|file| file.package == package);
-    let kept = own.filter(|file| file.path.starts_with("/etc/"));
-    let kept: String = kept.map(|file| format!("{}\n", file.path)).collect();
+    let kept = own.filter(|file| file.to.starts_with("/etc/"));
+    let kept: String = kept.map(|file| format!("{}\n", file.to)).collect();
     if !kept.is_empty() {
-        write(&into.join("conffiles"), kept)?;
+        fs::write(into.join("conffiles"), kept)?;
     }
     for (name, mode) in [
         ("postinst", 0o755),
@@ -131,8 +120,8 @@ fn control(
     ] {
         let (from, to) = (recipe(name), into.join(name));
         if from.exists() {
-            copy(&from, &to)?;
-            fs::set_permissions(&to, fs::Permissions::from_mode(mode))?;
+            fs::copy(&from, &to)?;
+            fs::set_permissions(&to, Permissions::from_mode(mode))?;
         }
     }
     Ok(())

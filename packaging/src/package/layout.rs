@@ -27,12 +27,12 @@ impl Package {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    pub package: Package,
     pub to: String,
+    pub package: Package,
     /// Links have none.
-    pub mode: u32,
+    pub mode: Option<u32>,
     pub kind: &'static str,
     pub from: String,
 }
@@ -76,8 +76,8 @@ fn entry(line: &'static str) -> Result<Entry> {
         _ => bail!("no package '{package}'"),
     };
     let mode = match mode {
-        "-" => 0,
-        digits => u32::from_str_radix(digits, 8)?,
+        "-" => None,
+        digits => Some(u32::from_str_radix(digits, 8)?),
     };
     Ok(Entry {
         package,

@@ -11,18 +11,19 @@ mod rpm;
 mod stage;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args as _, FromArgMatches as _};
+use fs_err as fs;
 
 use crate::cargo;
 use crate::command::{command, wrote};
-use crate::files::{emptied, is_a, list, read_text, write};
-use programs::{Built, Machine, Profile};
-use release::{Release, manifest};
+use crate::files::{emptied, is_a, list};
+use programs::Machine;
+use release::Release;
+pub use release::VERSION;
 use repository::Repository;
 
 /// `dist`'s options.
@@ -34,17 +35,9 @@ pub struct Options {
     /// For which machines, with a comma between; this one's without it
     #[arg(long, value_name = "ARCH", value_delimiter = ',', default_value = Machine::OWN.name())]
     pub target: Vec<Machine>,
-    /// Build the programs for these of the machines quickly, not optimized: to try, not to ship
-    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
-    pub quick: Vec<Machine>,
-    /// Pack the programs of this directory, as target/x86_64-unknown-linux-gnu/release, instead of
-    /// building them
-    #[arg(long, value_name = "DIR")]
-    pub programs: Option<PathBuf>,
-    /// Number of the packages among those of this version: higher where the same version is packed
-    /// again
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub revision: u32,
+    /// Build quickly, not optimized: to try on another machine, not to ship
+    #[arg(long)]
+    pub quick: bool,
     /// Number the packages as those of this version: of what is built now, for a test of upgrades
     #[arg(long = "as", value_name = "VERSION", conflicts_with = "repository")]
     pub number: Option<String>,
@@ -53,7 +46,7 @@ pub struct Options {
     pub repository: Option<PathBuf>,
     /// Build and pack nothing: take the packages that 'dist' left in --out before, so that no build
     /// runs beside the key
-    #[arg(long, requires = "repository", conflicts_with = "programs")]
+    #[arg(long, requires = "repository")]
     pub packed: bool,
     /// The secret key that signs, as gpg knows it
     #[arg(long, value_name = "KEY", requires = "repository")]
@@ -78,24 +71,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let packages = match options.packed {
         true => packed(&options.out)?,
-        false => pack(&built(options)?, options)?,
+        false => pack(options)?,
     };
     for package in &packages {
         println!("{}", package.display());
     }
     repository.map_or(Ok(()), |repository| repository.add(&packages))
-}
-
-fn built(options: &Options) -> Result<Vec<Built>> {
-    let built = |machine: &Machine| match &options.programs {
-        Some(programs) => programs::around(*machine, programs.clone()),
-        None if options.quick.contains(machine) => programs::everything(Profile::Quick, *machine),
-        None => programs::everything(Profile::Portable, *machine),
-    };
-    if options.programs.is_some() && options.target.len() > 1 {
-        bail!("--programs: a directory has the programs of one machine; give one --target");
-    }
-    options.target.iter().map(built).collect()
 }
 
 fn packed(out: &Path) -> Result<Vec<PathBuf>> {
@@ -108,18 +89,20 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
+fn pack(options: &Options) -> Result<Vec<PathBuf>> {
+    let machines = options.target.iter();
+    let built = machines.map(|machine| programs::everything(*machine, options.quick));
+    let built = built.collect::<Result<Vec<_>>>()?;
     emptied(&options.out)?;
     let out = &fs::canonicalize(&options.out)?;
     let work = out.join("work");
-    let version = options.number.clone().map_or_else(version, Ok)?;
+    let version = options.number.as_deref().unwrap_or(VERSION);
     let mut packages = BTreeSet::new();
-    for built in built {
+    for built in &built {
         let work = work.join(built.machine.name());
         let tree = work.join("tree");
         let release = Release {
-            version: version.clone(),
-            revision: options.revision,
+            version: version.to_owned(),
             epoch: epoch()?,
             machine: built.machine,
             files: stage::stage(&tree, built)?,
@@ -131,25 +114,20 @@ fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
     let packages: Vec<PathBuf> = packages.into_iter().collect();
     let names = packages.iter().filter_map(|package| package.file_name());
     let sums = wrote(Command::new("sha256sum").current_dir(out).args(names))?;
-    write(&out.join("SHA256SUMS"), sums)?;
+    fs::write(out.join("SHA256SUMS"), sums)?;
     let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
-    let (notes, compiler) = (notes(&manifest("version")?)?, compiler.trim());
-    write(
-        &out.join("notes.md"),
+    let (notes, compiler) = (notes()?, compiler.trim());
+    fs::write(
+        out.join("notes.md"),
         format!("{notes}\nBuilt with {compiler}.\n"),
     )?;
-    fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
+    fs::remove_dir_all(&work)?;
     Ok(packages)
 }
 
-/// The workspace's version, from `Cargo.toml`.
-pub fn version() -> Result<String> {
-    manifest("version")
-}
-
-pub fn notes(version: &str) -> Result<String> {
-    let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
-    let heading = format!("## [{version}]");
+pub fn notes() -> Result<String> {
+    let text = fs::read_to_string("CHANGELOG.md")?;
+    let heading = format!("## [{VERSION}]");
     let after = text.split_once(&heading);
     let (_, after) = after.with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
     let body = after.split_once('\n').map_or("", |(_, body)| body);

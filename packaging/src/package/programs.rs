@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use object::Architecture;
 
 use crate::cargo::{self, target_directory};
@@ -68,13 +68,6 @@ impl Machine {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
-    /// As released, but not optimized: quick to build, to try on another machine.
-    Quick,
-    Portable,
-}
-
 #[derive(Debug)]
 pub struct Built {
     pub machine: Machine,
@@ -83,45 +76,39 @@ pub struct Built {
     pub crates: String,
 }
 
-pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
-    let status = build(profile, machine)?.status();
-    let status = status.context("cannot start cargo")?;
-    if !status.success() {
-        bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
-    }
-    let directory = match profile {
-        Profile::Quick => "debug",
-        Profile::Portable => "release",
-    };
-    let programs = target_directory()?.join(machine.triple()).join(directory);
-    around(machine, programs)
-}
-
-pub fn around(machine: Machine, programs: PathBuf) -> Result<Built> {
-    let manual = target_directory()?.join("manual");
+pub fn everything(machine: Machine, quick: bool) -> Result<Built> {
+    let status = build(machine, quick)?
+        .status()
+        .context("cannot start cargo")?;
+    let (name, target) = (machine.name(), target_directory()?);
+    ensure!(
+        status.success(),
+        "'cargo zigbuild' for {name} failed ({status})"
+    );
+    let profile = if quick { "debug" } else { "release" };
+    let manual = target.join("manual");
     let to = manual.display();
     cargo::build(&format!("run --quiet --locked -p manual -- {to}"))?;
-    let crates = crates(machine)?;
     Ok(Built {
         machine,
-        programs,
+        programs: target.join(machine.triple()).join(profile),
         manual,
-        crates,
+        crates: crates(machine)?,
     })
 }
 
-/// Builds what is shipped; for `Quick` also the simulated NVML of that machine, to try it.
-pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
-    let mut command = portable(profile, machine, "zigbuild")?;
+/// Builds what is shipped; if `quick`, not optimized, and also the simulated NVML of that machine, to try it.
+pub fn build(machine: Machine, quick: bool) -> Result<Command> {
+    let mut command = portable(machine, quick, "zigbuild")?;
     command.args(SHIPPED.split(' '));
-    if profile == Profile::Quick {
+    if quick {
         command.args(["-p", "nvml-stub"]);
     }
     Ok(command)
 }
 
 /// cargo-zigbuild's command for programs, or tests, that another machine runs.
-pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Command> {
+pub fn portable(machine: Machine, quick: bool, verb: &str) -> Result<Command> {
     let triple = machine.triple();
     if !cargo::has_target(&triple) {
         bail!("the standard library for {triple} is missing; run 'rustup target add {triple}'");
@@ -135,9 +122,9 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
         .env("PATH", install::path(&zig)?)
         .env("RUSTFLAGS", remapped()?)
         .stdin(Stdio::null());
-    match profile {
-        Profile::Portable => command.arg("--release"),
-        _ => command.env("CARGO_PROFILE_DEV_STRIP", "symbols"),
+    match quick {
+        true => command.env("CARGO_PROFILE_DEV_STRIP", "symbols"),
+        false => command.arg("--release"),
     };
     command.envs(commit().map(|commit| ("MPSD_COMMIT", commit)));
     Ok(command)

@@ -4,47 +4,39 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
+use super::layout::Entry;
 use super::programs::Machine;
-use super::stage::Staged;
-use crate::cargo;
 use crate::command::{command, quietly, wrote};
-use crate::files::{read, read_text, rename};
 
 #[derive(Debug)]
 pub struct Release {
     pub version: String,
-    pub revision: u32,
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
     pub machine: Machine,
     pub tree: PathBuf,
-    pub files: Vec<Staged>,
+    pub files: Vec<Entry>,
 }
 
 /// Moves a finished package to `out`. A package for all machines is made once with each machine's
 /// programs, under one name; it is refused if the two differ.
 pub fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
     let file = out.join(made.file_name().context("a package without a name")?);
-    if file.exists() && read(made)? != read(&file)? {
+    if file.exists() && fs::read(made)? != fs::read(&file)? {
         bail!(
             "'{}' is for every machine, and came out as other bytes for the second one",
             file.display()
         );
     }
-    rename(made, &file)?;
+    fs::rename(made, &file)?;
     Ok(file)
 }
 
-/// A key of `[workspace.package]` in `Cargo.toml`, or the first of its values.
-pub fn manifest(key: &str) -> Result<String> {
-    let manifest: toml::Value = toml::from_str(&read_text(cargo::root()?.join("Cargo.toml"))?)?;
-    let value = &manifest["workspace"]["package"][key];
-    let value = value.get(0).unwrap_or(value).as_str();
-    Ok(value
-        .with_context(|| format!("'Cargo.toml' has no '{key}'"))?
-        .to_owned())
-}
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const MAINTAINER: &str = env!("CARGO_PKG_AUTHORS");
+pub const HOMEPAGE: &str = env!("CARGO_PKG_HOMEPAGE");
 
 /// Without name and time, so that the same text gives the same bytes.
 pub fn gzip(path: &Path) -> Result<()> {

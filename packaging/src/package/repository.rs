@@ -2,16 +2,24 @@
 //! the public key, `DIR/apt` a flat repository (apt trusts the signed InRelease). `DIR/dnf` has
 //! `repodata/repomd.xml` and its signature. Older versions stay.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
-use super::release::{date, gzip};
 use crate::command::{command, quietly, works, wrote};
-use crate::files::{copy, is_a, make_dir, write};
+use crate::files::is_a;
 use crate::install;
+
+const FTPARCHIVE: &str = "/usr/bin/apt-ftparchive";
+const RELEASE: [&str; 5] = [
+    "Origin=mpsd",
+    "Label=mpsd",
+    "Suite=stable",
+    "Architectures=amd64 arm64",
+    "Description=a per-job NVIDIA Multi-Process Service for batch schedulers",
+];
 
 /// Its place, and who signs.
 #[derive(Debug)]
@@ -23,9 +31,9 @@ pub struct Repository<'a> {
 impl Repository<'_> {
     /// Installs missing tools and finds the key, before the long build starts.
     pub fn prepare(&self) -> Result<()> {
-        install::program("/usr/bin/gpg", "gnupg", "gnupg2")?;
-        install::program("/usr/bin/dpkg-scanpackages", "dpkg-dev", "dpkg-dev")?;
-        install::program("/usr/bin/createrepo_c", "createrepo-c", "createrepo_c")?;
+        install::program("/usr/bin/gpg", "gnupg")?;
+        install::program(FTPARCHIVE, "apt-utils")?;
+        install::program("/usr/bin/createrepo_c", "createrepo-c")?;
         match works(gpg().args(["--list-secret-keys", self.key])) {
             true => Ok(()),
             false => bail!(
@@ -38,12 +46,12 @@ impl Repository<'_> {
     /// Adds packages to both trees and signs these again.
     pub fn add(&self, packages: &[PathBuf]) -> Result<()> {
         let (apt, dnf) = (self.dir.join("apt"), self.dir.join("dnf"));
-        make_dir(&apt)?;
-        make_dir(&dnf)?;
+        fs::create_dir_all(&apt)?;
+        fs::create_dir_all(&dnf)?;
         for package in packages {
             let tree = if is_a(package, "deb") { &apt } else { &dnf };
             let name = package.file_name().context("a package without a name")?;
-            copy(package, &tree.join(name))?;
+            fs::copy(package, tree.join(name))?;
         }
         self.apt(&apt)?;
         quietly(command("/usr/bin/createrepo_c", "--quiet --no-database").arg(&dnf))?;
@@ -51,22 +59,19 @@ impl Repository<'_> {
         let signature = list.with_extension("xml.asc");
         self.sign("--armor --detach-sign", &list, &signature)?;
         let key = wrote(gpg().args(["--armor", "--export", self.key]))?;
-        write(&self.dir.join("mpsd.asc"), key)
+        Ok(fs::write(self.dir.join("mpsd.asc"), key)?)
     }
 
     fn apt(&self, tree: &Path) -> Result<()> {
-        let mut scan = command("/usr/bin/dpkg-scanpackages", "--multiversion .");
-        let index = wrote(scan.current_dir(tree))?;
         let files = ["Packages", "Packages.gz", "Release"];
         let [plain, packed, release] = files.map(|name| tree.join(name));
-        if packed.exists() {
-            let left = || format!("cannot remove '{}'", packed.display());
-            fs::remove_file(&packed).with_context(left)?;
-        }
-        write(&plain, &index)?;
-        gzip(&plain)?;
-        write(&plain, &index)?;
-        write(&release, release_file(tree)?)?;
+        quietly(command("rm", "-f").args([&plain, &packed, &release]))?;
+        let mut packages = command(FTPARCHIVE, "packages .");
+        fs::write(&plain, wrote(packages.current_dir(tree))?)?;
+        quietly(command("gzip", "-9n --keep").arg(&plain))?;
+        let about = RELEASE.map(|line| format!("-oAPT::FTPArchive::Release::{line}"));
+        let mut list = command(FTPARCHIVE, "release .");
+        fs::write(&release, wrote(list.args(about).current_dir(tree))?)?;
         self.sign("--clear-sign", &release, &tree.join("InRelease"))?;
         self.sign("--armor --detach-sign", &release, &tree.join("Release.gpg"))
     }
@@ -78,22 +83,6 @@ impl Repository<'_> {
             .arg(to);
         quietly(command.args(how.split(' ')).arg(file))
     }
-}
-
-fn release_file(tree: &Path) -> Result<String> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-    let mut text = format!(
-        "Origin: mpsd\nLabel: mpsd\nSuite: stable\nDate: {}\nArchitectures: amd64 arm64\n\
-         Description: a per-job NVIDIA Multi-Process Service for batch schedulers\nSHA256:\n",
-        date(now.as_secs(), "-R")?
-    );
-    for name in ["Packages", "Packages.gz"] {
-        let sum = wrote(Command::new("sha256sum").current_dir(tree).arg(name))?;
-        let sum = sum.split(' ').next().unwrap_or_default();
-        let size = fs::metadata(tree.join(name))?.len();
-        text.push_str(&format!(" {sum} {size} {name}\n"));
-    }
-    Ok(text)
 }
 
 fn gpg() -> Command {

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use super::layout::Package;
-use super::release::{Release, date, gzip, manifest, take_over};
+use super::release::{HOMEPAGE, MAINTAINER, Release, date, gzip, take_over};
 use crate::command::{command, quietly};
-use crate::files::{list, make_dir, read, read_text, rename, write};
-use crate::{cargo, install};
+use crate::files::list;
+use crate::install;
 
 const DEBIANS_ZSH: &str = "/usr/share/zsh/vendor-completions";
 const RPMS_ZSH: &str = "/usr/share/zsh/site-functions";
@@ -19,19 +20,19 @@ const RPMS_ZSH: &str = "/usr/share/zsh/site-functions";
 const MAN: &str = "/usr/share/man/";
 
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
-    install::program("/usr/bin/rpmbuild", "rpm", "rpm-build")?;
+    install::program("/usr/bin/rpmbuild", "rpm")?;
     let top = work.join("rpm");
     let tree = top.join("tree");
-    make_dir(&top)?;
+    fs::create_dir_all(&top)?;
     quietly(Command::new("cp").arg("-a").args([&release.tree, &tree]))?;
     let inside = |path: &str| tree.join(path.trim_start_matches('/'));
-    rename(&inside(DEBIANS_ZSH), &inside(RPMS_ZSH))?;
+    fs::rename(inside(DEBIANS_ZSH), inside(RPMS_ZSH))?;
     let pages = release.files.iter();
-    for page in pages.filter(|file| file.path.starts_with(MAN)) {
-        gzip(&inside(&page.path))?;
+    for page in pages.filter(|file| file.to.starts_with(MAN)) {
+        gzip(&inside(&page.to))?;
     }
     let spec = top.join("mpsd.spec");
-    write(&spec, text(release, &tree)?)?;
+    fs::write(&spec, text(release, &tree)?)?;
     let made = top.join("made");
     let words = format!("-bb --nodeps --target={}-linux", release.machine.name());
     let mut command = command("/usr/bin/rpmbuild", &words);
@@ -62,9 +63,9 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
 
 fn collect(package: &Path, out: &Path) -> Result<PathBuf> {
     if package.to_string_lossy().ends_with(".noarch.rpm") {
-        let mut bytes = read(package)?;
+        let mut bytes = fs::read(package)?;
         settle_lead(&mut bytes)?;
-        write(package, bytes)?;
+        fs::write(package, bytes)?;
     }
     take_over(package, out)
 }
@@ -82,12 +83,11 @@ fn settle_lead(package: &mut [u8]) -> Result<()> {
 }
 
 fn text(release: &Release, tree: &Path) -> Result<String> {
-    let spec = read_text(cargo::root()?.join("packaging/rpm/mpsd.spec"))?;
+    let spec = fs::read_to_string("packaging/rpm/mpsd.spec")?;
     Ok(spec
         .replace("@VERSION@", &release.version)
-        .replace("@MAINTAINER@", &manifest("authors")?)
-        .replace("@HOMEPAGE@", &manifest("homepage")?)
-        .replace("@REVISION@", &release.revision.to_string())
+        .replace("@MAINTAINER@", MAINTAINER)
+        .replace("@HOMEPAGE@", HOMEPAGE)
         .replace("@STAGE@", tree.to_str().context("a path that is not text")?)
         .replace("@DATE@", &date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))
@@ -99,7 +99,7 @@ fn files(release: &Release, package: Package) -> String {
     let mut lines = vec!["%defattr(-,root,root,755)".to_owned()];
     let mut directories = BTreeSet::new();
     for file in release.files.iter().filter(|file| file.package == package) {
-        let mut path = file.path.replace(DEBIANS_ZSH, RPMS_ZSH);
+        let mut path = file.to.replace(DEBIANS_ZSH, RPMS_ZSH);
         if path.starts_with(MAN) {
             path.push_str(".gz");
         }

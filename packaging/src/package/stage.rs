@@ -1,40 +1,32 @@
 //! The installed tree below a directory, file by file as `layout` lists it.
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
+use fs_err::os::unix::fs::symlink;
 
-use super::layout::{self, Entry, Package};
+use super::layout::{self, Entry};
 use super::plugin::{self, Elf, glibc};
 use super::programs::{Built, GLIBC, Machine};
 use crate::cargo;
-use crate::files::{list, make_dir, read, write};
+use crate::files::list;
 
 /// Where the guide is installed.
 const GUIDE: &str = "/usr/share/doc/mpsd/";
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Staged {
-    pub path: String,
-    pub package: Package,
-    /// None for a link.
-    pub mode: Option<u32>,
-}
-
 /// Lays out the tree below `dir` and returns its files in order.
-pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
-    make_dir(dir)?;
+pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Entry>> {
+    fs::create_dir_all(dir)?;
     if !list(dir)?.is_empty() {
         let dir = dir.display();
         bail!("'{dir}' is not empty: a file left there would be packed");
     }
-    let mut files = Vec::new();
-    for entry in each_file()? {
-        files.push(put(dir, &entry, built)?);
-    }
+    let mut files = each_file()?;
     files.sort();
+    files.iter().try_for_each(|entry| put(dir, entry, built))?;
     Ok(files)
 }
 
@@ -61,39 +53,35 @@ fn each_file() -> Result<Vec<Entry>> {
     Ok(all)
 }
 
-fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<Staged> {
+fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<()> {
     let path = dir.join(entry.to.trim_start_matches('/'));
-    make_dir(path.parent().context("no directory")?)?;
-    let mode = (entry.kind != "link").then_some(entry.mode);
-    match mode {
-        None => symlink(&entry.from, &path)
-            .with_context(|| format!("cannot link '{}'", path.display()))?,
+    fs::create_dir_all(path.parent().context("no directory")?)?;
+    match entry.mode {
+        None => symlink(&entry.from, &path)?,
         Some(mode) => {
-            write(&path, bytes(entry, built)?)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            fs::write(&path, bytes(entry, built)?)?;
+            fs::set_permissions(&path, Permissions::from_mode(mode))?;
         }
     }
-    Ok(Staged {
-        path: entry.to.clone(),
-        package: entry.package,
-        mode,
-    })
+    Ok(())
 }
 
 fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
     let (name, from) = (entry.to.rsplit('/').next().unwrap_or_default(), &entry.from);
-    let repository = || read(&cargo::root()?.join(from));
+    let repository = || fs::read(from);
     match entry.kind {
         "repository" if entry.to.starts_with(GUIDE) && name.ends_with(".md") => {
             Ok(page(&String::from_utf8(repository()?)?).into_bytes())
         }
-        "repository" => repository(),
+        "repository" => Ok(repository()?),
         "rendered" => rendered(&repository()?),
         "program" => program(built, name),
         "plugin" => plugin::stamped(&program(built, "libspank_mps.so")?, from)
             .with_context(|| format!("cannot stamp the plugin for Slurm {from}")),
-        "man" => read(&built.manual.join("man").join(name)),
-        "completion" => read(&built.manual.join("completions").join(from).join(name)),
+        "man" => Ok(fs::read(built.manual.join("man").join(name))?),
+        "completion" => Ok(fs::read(
+            built.manual.join("completions").join(from).join(name),
+        )?),
         "crates" => Ok(built.crates.clone().into_bytes()),
         kind => {
             let to = &entry.to;
@@ -109,7 +97,7 @@ fn page(text: &str) -> String {
 }
 
 fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
-    let bytes = read(&built.programs.join(name))?;
+    let bytes = fs::read(built.programs.join(name))?;
     runs_there(name, &bytes, built.machine)?;
     Ok(bytes)
 }

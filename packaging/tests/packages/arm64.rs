@@ -36,12 +36,9 @@ pub fn made() -> Option<&'static Path> {
         let rustc = rustc.args(["--print", "target-libdir", "--target", TRIPLE]);
         let rustc = rustc.output();
         let library = String::from_utf8(rustc.ok()?.stdout).ok()?;
-        Path::new(library.trim()).is_dir().then(|| {
-            dist(
-                "packages-arm64",
-                &["--target", "aarch64", "--quick", "aarch64"],
-            )
-        })
+        Path::new(library.trim())
+            .is_dir()
+            .then(|| dist("packages-arm64", &["--target", "aarch64", "--quick"]))
     });
     made.as_deref()
 }

@@ -20,12 +20,10 @@ pub enum Attached {
     Unknown,
 }
 
-/// The verdict and its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, derive_more::Display)]
 #[display("under MPS: {attached}, because {because}")]
 pub struct Verdict {
     pub attached: Attached,
-    /// One line.
     pub because: String,
 }
 

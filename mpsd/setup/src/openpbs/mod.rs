@@ -8,6 +8,7 @@ use self::moms::{CGROUPS, MomsHook, cgroups_names_gpus, moms_copy};
 use crate::pbs::product::{InstallOptions, ProductVerbs};
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::{SetupContext, VerbReport, make_directory};
+use anyhow::{Error, Result};
 use batch::openpbs::PRODUCT;
 use batch::pbs::{Installation, MOST_CONF, attribute};
 use mpsd_core::config::{GpusUnknown, Settings};
@@ -61,11 +62,12 @@ fn place_hook(
     options: &InstallOptions,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
-) -> Result<(), String> {
+) -> Result<()> {
     let ask = |line: &str| pbs.qmgr(line, ctx.host);
     let shown = || ask(&format!("list hook {NAME}"));
     let (file, alarm) = (hook_file(ctx), alarm_s(ctx));
-    let placed = ctx.host.text(&file, MOST_CONF)?.unwrap_or_default();
+    let placed = ctx.host.text(&file, MOST_CONF).map_err(Error::msg)?;
+    let placed = placed.unwrap_or_default();
     let shares = options.shares.unwrap_or_else(|| shares_of(&placed));
     let body = render(ctx, shares, options.queuejob);
     make_directory(ctx.settings.paths.state(), 0o711)?;
@@ -167,11 +169,7 @@ fn has_mom(pbs: &Installation) -> bool {
     pbs.mom_priv().join("mom.lock").exists()
 }
 
-fn uninstall(
-    pbs: &Installation,
-    ctx: &SetupContext<'_>,
-    report: &mut VerbReport,
-) -> Result<(), String> {
+fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport) -> Result<()> {
     let delete = format!("delete hook {NAME}");
     match pbs.qmgr(&format!("list hook {NAME}"), ctx.host).map(|_| pbs.qmgr(&delete, ctx.host)) {
         Ok(Ok(_)) => report.did(format!(

@@ -1,6 +1,7 @@
 //! What a mom has of the server's hooks.
 
 use crate::verbs::SetupContext;
+use anyhow::{Error, Result};
 use batch::pbs::{Installation, MOST_CONF};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -21,13 +22,9 @@ pub struct MomsHook {
 impl MomsHook {
     /// From `NAME=VALUE` lines without those that have the default (read: hook.c). `None`: the mom
     /// has no such hook.
-    pub fn read(
-        pbs: &Installation,
-        name: &str,
-        ctx: &SetupContext<'_>,
-    ) -> Result<Option<Self>, String> {
+    pub fn read(pbs: &Installation, name: &str, ctx: &SetupContext<'_>) -> Result<Option<Self>> {
         let copy = moms_copy(pbs, name, "HK");
-        let text = ctx.host.text(&copy, MOST_CONF)?;
+        let text = ctx.host.text(&copy, MOST_CONF).map_err(Error::msg)?;
         let Some(text) = text.filter(|_| copy.with_extension("PY").is_file()) else {
             return Ok(None);
         };
@@ -46,10 +43,10 @@ impl MomsHook {
 
 /// Whether pbs_cgroups, as configured, finds GPUs and writes them into its file (read:
 /// pbs_cgroups.PY).
-pub fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool, String> {
-    let text = ctx.host.text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF)?;
-    let config: Value =
-        serde_json::from_str(&text.unwrap_or_default()).map_err(|e| e.to_string())?;
+pub fn cgroups_names_gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<bool> {
+    let text = ctx.host.text(&moms_copy(pbs, CGROUPS, "CF"), MOST_CONF);
+    let text = text.map_err(Error::msg)?.unwrap_or_default();
+    let config: Value = serde_json::from_str(&text)?;
     let on = |value: &Value, unset: bool| value.as_bool().unwrap_or(unset);
     Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
 }

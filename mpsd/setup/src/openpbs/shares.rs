@@ -6,6 +6,7 @@ use super::moms::{CGROUPS, MomsHook, cgroups_names_gpus};
 use crate::pbs::product::node;
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::{SetupContext, VerbReport};
+use anyhow::{Error, Result};
 use batch::openpbs::VNODE;
 use batch::pbs::{Installation, MOST_CONF, attribute};
 use mpsd_core::gpu::Mig;
@@ -31,8 +32,9 @@ fn file(ctx: &SetupContext<'_>) -> PathBuf {
 }
 
 /// The server's nodes, a line of qmgr for each of their attributes.
-fn nodes(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
+fn nodes(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String> {
     pbs.qmgr("print node @default", ctx.host)
+        .map_err(Error::msg)
 }
 
 fn is_there(pbs: &Installation, resource: &str, ctx: &SetupContext<'_>) -> bool {
@@ -46,7 +48,7 @@ pub fn install(
     each: u32,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
-) -> Result<(), String> {
+) -> Result<()> {
     for (name, kind) in RESOURCES {
         if is_there(pbs, name, ctx) {
             continue;
@@ -59,7 +61,8 @@ pub fn install(
             )),
         }
     }
-    let known = ctx.host.text(&file(ctx), MOST_CONF)?.unwrap_or_default();
+    let known = ctx.host.text(&file(ctx), MOST_CONF).map_err(Error::msg)?;
+    let known = known.unwrap_or_default();
     let mut own = known.clone();
     for line in nodes(pbs, ctx)?.lines() {
         let host = |line: &str| line.split(' ').nth(2).map(str::to_owned);
@@ -99,9 +102,9 @@ pub fn uninstall(
     pbs: &Installation,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
-) -> Result<(), String> {
+) -> Result<()> {
     let path = file(ctx);
-    let Some(own) = ctx.host.text(&path, MOST_CONF)? else {
+    let Some(own) = ctx.host.text(&path, MOST_CONF).map_err(Error::msg)? else {
         return Ok(());
     };
     let nodes = nodes(pbs, ctx)?;
@@ -151,12 +154,12 @@ pub fn uninstall(
 
 /// The GPUs of this node that become vnodes: none if pbs_cgroups gives them out by itself, because
 /// it disregards the vnode of a job.
-pub fn gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<Vec<String>, String> {
+pub fn gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<Vec<String>> {
     let hook = MomsHook::read(pbs, CGROUPS, ctx)?;
     if hook.is_some_and(|hook| hook.enabled) && cgroups_names_gpus(pbs, ctx)? {
         return Ok(Vec::new());
     }
-    let inventory = (ctx.inventory)(&node(ctx)).map_err(|failure| failure.to_string())?;
+    let inventory = (ctx.inventory)(&node(ctx))?;
     let whole = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::Off);
     Ok(whole.map(|gpu| gpu.uuid.to_string()).collect())
 }
@@ -288,6 +291,6 @@ pub fn trial(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Option<Ch
 }
 
 /// What `mpsctl pbs vnodes` tells the hook.
-pub fn told(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String, String> {
+pub fn told(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String> {
     Ok(serde_json::json!({ "gpus": gpus(pbs, ctx)? }).to_string())
 }

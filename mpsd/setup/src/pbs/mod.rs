@@ -7,6 +7,7 @@ pub mod product;
 use crate::node_check::with_node;
 use crate::verbs::{AdminVerbs, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root};
 use crate::{openpbs, torque};
+use anyhow::{Context as _, Error, Result, ensure};
 use batch::call::Location;
 use batch::pbs::Installation;
 use check::check;
@@ -71,7 +72,7 @@ fn verbs(pbs: &Installation) -> &'static ProductVerbs {
 }
 
 fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
-    let verb = PbsVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
+    let verb = PbsVerb::from_arg_matches(matches).map_err(Error::from)?;
     if matches!(verb, PbsVerb::Install(_) | PbsVerb::Uninstall { .. }) {
         must_be_root("mpsctl pbs", "only root may change the files of a PBS")?;
     }
@@ -81,8 +82,7 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         // Also under a broken configuration: the hook must know which jobs asked.
         PbsVerb::Request { account, resource } => {
             let projects = &ctx.settings.pbs.projects;
-            report
-                .did(request(account, resource, projects).map_err(|refusal| refusal.to_string())?);
+            report.did(request(account, resource, projects).map_err(Error::from)?);
         }
         PbsVerb::Vnodes => {
             broken?;
@@ -120,15 +120,16 @@ fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
     PRODUCTS.into_iter().map(find)
 }
 
-fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation, String> {
+fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation> {
     let name = option.scheduler.as_deref();
     let named = installations(ctx)
         .filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));
     let (mut here, elsewhere): (Vec<_>, Vec<_>) = named.partition(Installation::is_here);
-    if here.len() > 1 {
-        return Err("both Torque and OpenPBS are here; say which with --scheduler".to_owned());
-    }
-    here.pop().ok_or_else(|| {
+    ensure!(
+        here.len() < 2,
+        "both Torque and OpenPBS are here; say which with --scheduler"
+    );
+    here.pop().with_context(|| {
         let shown = |pbs: &Installation| format!("'{}'", pbs.mom_priv().display());
         let homes = elsewhere.iter().map(shown);
         let homes = homes.collect::<Vec<_>>().join(", no ");

@@ -1,6 +1,7 @@
 //! What `mpsctl pbs` does in Torque or OpenPBS.
 
 use crate::verbs::{CheckLine, SetupContext, VerbReport};
+use anyhow::Result;
 use batch::pbs::{Installation, Product};
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -28,15 +29,9 @@ pub struct InstallOptions {
 /// What `mpsctl pbs` does in one of the two.
 pub struct ProductVerbs {
     pub product: &'static Product,
-    pub install: fn(
-        &Installation,
-        &InstallOptions,
-        &SetupContext<'_>,
-        &mut VerbReport,
-    ) -> Result<(), String>,
-    /// Removes what `install` wrote.
-    pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<(), String>,
-    /// Checks what `install` wrote.
+    pub install:
+        fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
+    pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
     pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
     /// Tries what `check` cannot see.
     pub trial: fn(&Installation, &SetupContext<'_>) -> Option<CheckLine>,

@@ -5,6 +5,7 @@ use super::stack::{Delivery, PLUGIN, Stack, WORDS, our_line};
 use crate::node_check::{has_gpu, offered_without_gpu};
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::SetupContext;
+use anyhow::{Context as _, Result, anyhow, ensure};
 use batch::call::{MARGIN, Program, within};
 use batch::host::Host;
 use batch::slurm::conf::{self, Conf};
@@ -123,16 +124,14 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
     }
 }
 
-fn line(home: &Path) -> Result<String, String> {
-    if !home.exists() {
-        return Err("not there; run 'mpsctl slurm enable'".to_owned());
-    }
-    open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
+fn line(home: &Path) -> Result<String> {
+    ensure!(home.exists(), "not there; run 'mpsctl slurm enable'");
+    open_trusted(home).map_err(|e| anyhow!("{e}; allowed: root's, not writable by others"))?;
     let words = WORDS.join(" or ");
     let none = || {
         format!("no line that begins with {words} and names {PLUGIN}; run 'mpsctl slurm enable'")
     };
-    our_line(home).ok_or_else(none)
+    our_line(home).with_context(none)
 }
 
 fn check_plugin(file: &Path, plugins: &Path, installed: Option<Release>) -> CheckLine {

@@ -8,6 +8,7 @@ use crate::node_check::with_node;
 use crate::verbs::{
     AdminVerbs, CheckLine, RunningJobs, SetupContext, VerbError, VerbReport, must_be_root,
 };
+use anyhow::{Context as _, Error, Result, bail, ensure};
 use batch::call::Location;
 use batch::slurm::conf::Conf;
 use batch::slurm::installation::{Installation, Release, directories, stamp_of};
@@ -92,7 +93,7 @@ pub const VERBS: AdminVerbs = AdminVerbs {
 };
 
 fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
-    let verb = SlurmVerb::from_arg_matches(matches).map_err(|error| error.to_string())?;
+    let verb = SlurmVerb::from_arg_matches(matches).map_err(Error::from)?;
     if !matches!(verb, SlurmVerb::Check(_)) {
         must_be_root("mpsctl slurm", "only root may change Slurm's configuration")?;
     }
@@ -124,7 +125,7 @@ fn check_here(node: &str, ctx: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
     let named = ctx.settings.slurm.conf.is_some() || ctx.settings.slurm.exec.is_some();
     match options.find(ctx) {
         Ok((slurm, conf)) => Some(check(&options.plugins, &slurm, &conf, node, ctx)),
-        Err(why) => named.then(|| vec![CheckLine::Fail(why)]),
+        Err(why) => named.then(|| vec![CheckLine::Fail(format!("{why:#}"))]),
     }
 }
 
@@ -133,7 +134,7 @@ impl SlurmOptions {
         self.node.clone().unwrap_or_else(|| ctx.host.name())
     }
 
-    fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf), String> {
+    fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf)> {
         let mut location = Location::of(&ctx.settings);
         let named = self
             .slurm_conf
@@ -142,30 +143,30 @@ impl SlurmOptions {
         location.slurm_conf = named.or(location.slurm_conf);
         location.slurm_exec = self.exec.clone().or(location.slurm_exec);
         let slurm = Installation::find(&location, &self.node(ctx));
-        slurm.untrusted().map_or(Ok(()), Err)?;
-        let conf = Conf::find(slurm.conf(ctx.host).as_deref(), ctx.host)?;
+        if let Some(why) = slurm.untrusted() {
+            bail!(why);
+        }
+        let conf = Conf::find(slurm.conf(ctx.host).as_deref(), ctx.host).map_err(Error::msg)?;
         Ok((slurm, conf))
     }
 }
 
-fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
+fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport> {
     let (slurm, conf) = options.slurm.find(ctx)?;
     let stack = Stack::of(&conf);
     if stack.delivery == Delivery::Fetched {
-        return Err(format!(
+        bail!(
             "'{}': it was fetched from the controller and will be again; do this on the controller's host, in the \
              directory of its slurm.conf",
             conf.file.display()
-        ));
+        );
     }
     if options.release.is_none() && slurm.is_a_guess() {
         let found = directories()
             .into_iter()
             .map(|dir| dir.display().to_string());
         let found = found.collect::<Vec<_>>().join(", ");
-        return Err(format!(
-            "several Slurms are here ({found}) and none runs: name one with --exec"
-        ));
+        bail!("several Slurms are here ({found}) and none runs: name one with --exec");
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let (line, mut report) = (line(options, &plugin, ctx), VerbReport::default());
@@ -188,7 +189,7 @@ fn add_line(
     line: &str,
     release: Release,
     plugin: &Path,
-) -> Result<(), String> {
+) -> Result<()> {
     let (snippet, second, shown) = (
         stack.snippet(),
         stack.second_snippet(),
@@ -209,9 +210,7 @@ fn add_line(
     }
     if is_foreign(&snippet) {
         let shown = snippet.display();
-        return Err(format!(
-            "'{shown}': there is one that we did not write; remove it first"
-        ));
+        bail!("'{shown}': there is one that we did not write; remove it first");
     }
     write(report, &snippet, &tagged(line), &for_release)?;
     if !is_foreign(&stack.file) {
@@ -241,7 +240,7 @@ fn tagged(line: &str) -> String {
 }
 
 /// Writes a file unless its text is the same: its time tells when slurmd must have begun.
-fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Result<(), String> {
+fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Result<()> {
     match fs::read_to_string(file).is_ok_and(|old| old == text) {
         true => Ok(()),
         false => report.write(file, text.as_bytes(), 0o644, about),
@@ -252,12 +251,12 @@ fn plugin(
     options: &EnableOptions,
     slurm: &Installation,
     ctx: &SetupContext<'_>,
-) -> Result<(Release, PathBuf), String> {
+) -> Result<(Release, PathBuf)> {
     let plugins = &options.slurm.plugins;
     let installed = || slurm.releases(ctx.host).first().copied();
     let release = options.release.or_else(installed);
-    let release =
-        release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let release = release
+        .context("no slurmd, sinfo or srun here says its version; name it with --release")?;
     let file = plugins.join(release.to_string()).join(PLUGIN);
     let shown = file.display();
     if !file.exists() {
@@ -267,16 +266,14 @@ fn plugin(
         have.sort();
         let have = Some(have.join(", ")).filter(|have| !have.is_empty());
         let have = have.as_deref().unwrap_or("none");
-        return Err(format!(
-            "no '{shown}': no plugin for Slurm {release}; there are: {have}"
-        ));
+        bail!("no '{shown}': no plugin for Slurm {release}; there are: {have}");
     }
-    match stamp_of(&file)? {
-        stamp if stamp == release => Ok((release, file)),
-        other => Err(format!(
-            "'{shown}' is stamped for Slurm {other}, not {release}"
-        )),
-    }
+    let stamp = stamp_of(&file).map_err(Error::msg)?;
+    ensure!(
+        stamp == release,
+        "'{shown}' is stamped for Slurm {stamp}, not {release}"
+    );
+    Ok((release, file))
 }
 
 fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
@@ -301,7 +298,7 @@ fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> Strin
 
 /// The packages run it after an upgrade of Slurm, so a host without our line is left as it is,
 /// without a word.
-fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport, String> {
+fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport> {
     let mut report = VerbReport::default();
     let Ok((slurm, conf)) = options.slurm.find(ctx) else {
         return Ok(report);
@@ -314,7 +311,7 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let about = format!(" to name the plugin for Slurm {release}");
     let old =
-        fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
+        fs::read_to_string(&home).with_context(|| format!("cannot read '{}'", home.display()))?;
     let new = renamed(&old, &plugin);
     if second.exists() && !is_foreign(&second) {
         write(&mut report, &second, &tagged(&second_line(&plugin)), &about)?;
@@ -344,7 +341,7 @@ fn renamed(text: &str, plugin: &Path) -> String {
     text.lines().map(line).collect()
 }
 
-fn disable(stack: &Stack) -> Result<VerbReport, String> {
+fn disable(stack: &Stack) -> Result<VerbReport> {
     let (snippet, file) = (stack.snippet(), &stack.file);
     let mut report = VerbReport::default();
     for path in [&snippet, &stack.second_snippet(), file] {

@@ -6,6 +6,7 @@ mod scripts;
 
 use crate::pbs::product::{InstallOptions, ProductVerbs};
 use crate::verbs::{CheckLine, SetupContext, VerbReport};
+use anyhow::{Context as _, Result, anyhow, bail};
 use batch::batch_system::Unattached;
 use batch::host::Host;
 use batch::pbs::{Installation, attribute};
@@ -44,7 +45,7 @@ fn install(
     options: &InstallOptions,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
-) -> Result<(), String> {
+) -> Result<()> {
     place_scripts(pbs, ctx, report)?;
     report.lines.extend(nodect(pbs, ctx.host));
     let (config, file) = (pbs.mom_config(), starter_file(pbs));
@@ -90,7 +91,7 @@ fn install(
     Ok(())
 }
 
-fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(), String> {
+fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<()> {
     let (config, line) = (pbs.mom_config(), config_line(pbs));
     report.write(&starter_file(pbs), starter.as_bytes(), STARTER_MODE, "")?;
     let about = format!(" with our $job_starter; {REREAD}");
@@ -101,7 +102,7 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<(),
         Err(why) => {
             let shown = config.display();
             report.left(format!(
-                "cannot change '{shown}' ({why}); add to it:\n    {line}"
+                "cannot change '{shown}' ({why:#}); add to it:\n    {line}"
             ));
         }
     }
@@ -118,16 +119,12 @@ fn tell_mom(command: Option<String>, report: &mut VerbReport) {
 
 /// Takes the lines that name our starter out of the mom's configuration. The file is removed only
 /// if no line names it: until its SIGHUP the mom starts every task through it.
-fn uninstall(
-    pbs: &Installation,
-    _: &SetupContext<'_>,
-    report: &mut VerbReport,
-) -> Result<(), String> {
+fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) -> Result<()> {
     remove_scripts(pbs, report)?;
     let (config, starter) = (pbs.mom_config(), starter_file(pbs));
     let (shown, ours) = (config.display(), starter.display());
     let text =
-        contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
+        contents(&config).map_err(|e| anyhow!("cannot read '{shown}': {e}; '{ours}' stays"))?;
     let is_ours = |line: &&[u8]| {
         let line = String::from_utf8_lossy(line);
         line.trim() == ABOVE || names(&line, &starter)
@@ -145,7 +142,7 @@ fn uninstall(
             Ok(())
         };
     }
-    let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
+    let mode = mode(&config).with_context(|| format!("cannot change '{shown}'"))?;
     let about = format!(" without '{}'; {REREAD}", config_line(pbs));
     report.write(&config, &kept, mode, &about)?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
@@ -203,10 +200,10 @@ fn privileged(pbs: &Installation) -> String {
     )
 }
 
-fn contents(config: &Path) -> Result<Vec<u8>, String> {
+fn contents(config: &Path) -> Result<Vec<u8>> {
     match fs::read(config) {
         Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        other => other.map_err(|error| error.to_string()),
+        other => Ok(other?),
     }
 }
 
@@ -226,10 +223,10 @@ fn with_line(text: Vec<u8>, line: &str) -> Vec<u8> {
 
 /// The mode that the mom's configuration keeps. A link, or a file of another user, is managed
 /// elsewhere.
-fn mode(config: &Path) -> Result<u32, String> {
+fn mode(config: &Path) -> Result<u32> {
     match fs::symlink_metadata(config) {
-        Ok(about) if !about.is_file() => Err("it is no plain file".to_owned()),
-        Ok(about) if about.uid() != 0 || about.gid() != 0 => Err("it is not root's".to_owned()),
+        Ok(about) if !about.is_file() => bail!("it is no plain file"),
+        Ok(about) if about.uid() != 0 || about.gid() != 0 => bail!("it is not root's"),
         Ok(about) => Ok(about.mode() & 0o777),
         Err(_) => Ok(CONFIG_MODE),
     }

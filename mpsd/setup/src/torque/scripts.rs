@@ -3,6 +3,7 @@
 
 use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
 use crate::verbs::{SetupContext, VerbReport, is_so};
+use anyhow::Result;
 use batch::call::MARGIN;
 use batch::pbs::Installation;
 use batch::torque::{EARLY_S, time_limit};
@@ -90,7 +91,7 @@ pub fn place_scripts(
     pbs: &Installation,
     ctx: &SetupContext<'_>,
     report: &mut VerbReport,
-) -> Result<(), String> {
+) -> Result<()> {
     for (script, path, author) in judged(pbs) {
         let (shown, text) = (path.display(), render(script.text, ctx));
         if author != Author::Site {
@@ -112,7 +113,7 @@ pub fn place_scripts(
     Ok(())
 }
 
-pub fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Result<(), String> {
+pub fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Result<()> {
     for (_, path, author) in judged(pbs) {
         match author {
             Author::Ours => report.remove(&path)?,
