@@ -7,16 +7,8 @@
 //! names.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use batch::host::Answer;
-use batch::{GpuSource, Host, Site, ThisHost};
-use mpsd::cli::job_arguments::JobArguments;
-use mpsd_core::{Gpu, GpuUuid, Inventory};
+use anyhow::{Result, ensure};
 use tests::slurm::{Gpus, Options};
 
 use crate::jobs::{check_bare, check_daemons, gpus, holds, says};
@@ -42,11 +34,7 @@ const fn confined(name: &'static str, options: fn() -> Options, cells: &'static 
 pub const MINORS: Group = confined(
     "devices_minors",
     || constrained(minors()),
-    cells![
-        steps_at_once_have_a_gpu_each,
-        the_list_is_slurmds_own,
-        the_check_is_content
-    ],
+    cells![steps_at_once_have_a_gpu_each, the_check_is_content],
 );
 
 /// The same without ConstrainDevices.
@@ -67,19 +55,6 @@ pub const PARTIAL: Group = confined("devices_partial", || constrained(partial())
 
 /// The same without ConstrainDevices.
 pub const PARTIAL_FREE: Group = group("devices_partial_free", partial, UNMANAGED);
-
-/// If a list leaves out only the last GPU of the bus, no job is refused.
-pub const FIRST: Group = confined(
-    "devices_first",
-    || {
-        constrained(options(
-            &[0, 1, 2],
-            "gpu:2",
-            "Name=gpu File=/dev/nvidia[0-1]\n",
-        ))
-    },
-    cells![jobs_have_the_listed_gpus],
-);
 
 fn minors() -> Options {
     options(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n")
@@ -126,12 +101,6 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
         "{words}: without and with MPS {found:?}"
     );
     Ok(found.swap_remove(0))
-}
-
-fn jobs_have_the_listed_gpus(cell: &Context) -> Result<()> {
-    same(cell, "--gres=gpu:1")?;
-    same(cell, "--gres=gpu:2")?;
-    only_own_gpus_are_exclusive(cell, "--gres=gpu:1")
 }
 
 /// Only the job's own GPUs change their compute mode while it runs.
@@ -247,175 +216,4 @@ fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     let said = check(cell)?;
     let fails = |line: &str| line.starts_with("FAIL  ") && line.contains("gres.conf' line 1)");
     holds(matches!(&said[..], [line] if fails(line)), &said)
-}
-
-const LISTS: [(&str, &str); 9] = [
-    ("gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
-    ("gpu:2", "Name=gpu File=/dev/nvidia[2-3,0-1]\n"),
-    ("gpu:3", "Name=gpu File=/dev/nvidia3,/dev/nvidia[0-1]\n"),
-    (
-        "gpu:b:2,gpu:a:2",
-        "Name=gpu Type=a File=/dev/nvidia[0-1]\nName=gpu Type=b File=/dev/nvidia[2-3]\n",
-    ),
-    (
-        "gpu:a:2(S:0),gpu:b:1",
-        "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=A File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia3\n",
-    ),
-    (
-        "gpu:2",
-        "NAME=gpu TYPE=b FILE=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n",
-    ),
-    (
-        "gpu:4",
-        "NodeName=node[1-2] Name=gpu File=/dev/nvidia2\nNodeName=other Name=gpu File=/dev/nvidia3\nName=gpu File=\"/dev/nvidia[0-1]\" # last\n",
-    ),
-    (
-        "gpu:2",
-        "AutoDetect=off\nName=gpu \\\nFile=/dev/nvidia2\nInclude more.conf\n",
-    ),
-    ("gpu", "Name=gpu File=/dev/nvidia3\n"),
-];
-
-/// This host, except that a device's minor number is the number in its name: the node's own `/dev`
-/// is not ours.
-struct ByName;
-
-impl Host for ByName {
-    fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        ThisHost.read(path, most)
-    }
-    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        ThisHost.configuration(path, most)
-    }
-    fn minor(&self, path: &Path) -> io::Result<u32> {
-        let name = path
-            .to_str()
-            .and_then(|path| path.strip_prefix("/dev/nvidia"));
-        name.and_then(|number| number.parse().ok())
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-    fn executable(&self, path: &Path) -> bool {
-        ThisHost.executable(path)
-    }
-    fn run(
-        &self,
-        program: &Path,
-        arguments: &[&str],
-        env: &[(&str, &str)],
-        deadline: Duration,
-    ) -> Result<Answer, String> {
-        ThisHost.run(program, arguments, env, deadline)
-    }
-    fn name(&self) -> String {
-        ThisHost.name()
-    }
-}
-
-/// We read the same list from a gres.conf as `slurmd -G` prints, in the same order.
-fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
-    let bed = &cell.bed;
-    let conf = fs::read_to_string(bed.dir().join("etc/slurm.conf"))?;
-    for (number, (granted, gres)) in LISTS.iter().enumerate() {
-        let dir = bed.dir().join(format!("list-{number}"));
-        fs::create_dir(&dir)?;
-        let file = dir.join("slurm.conf");
-        fs::write(
-            &file,
-            conf.replace("Gres=gpu:4", &format!("Gres={granted}")),
-        )?;
-        fs::copy(bed.dir().join("etc/cgroup.conf"), dir.join("cgroup.conf"))?;
-        fs::write(dir.join("gres.conf"), gres)?;
-        fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
-        let file_name = file.to_str().context("a path of ours")?;
-        let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
-        let theirs = files_of(&said.success()?.said());
-        let ours =
-            ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
-        ensure!(
-            ours == theirs,
-            "{granted} {gres}: {ours:?}, slurmd {theirs:?}"
-        );
-    }
-    Ok(())
-}
-
-/// The files of a job with every place of the list, on a node with only these GPUs.
-fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let places: Vec<String> = (0..files.len()).map(|place| place.to_string()).collect();
-    let (conf, places) = (conf.display().to_string(), places.join(","));
-    let env = |name: &str| {
-        let value = match name {
-            "SLURM_CONF" => conf.as_str(),
-            "SLURM_STEP_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
-            "SLURMD_NODENAME" => "node1",
-            "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
-            // On a node with several types the controller is asked about the job, and it may have a
-            // job 7.
-            "SLURM_STEP_ID" => "0",
-            _ => return None,
-        };
-        Some(value.to_owned())
-    };
-    let arguments = JobArguments::default();
-    let input = arguments.input(&env, Site::default(), false);
-    let minors = files.iter().map(|file| ByName.minor(file));
-    let mut minors: Vec<u32> = minors.collect::<io::Result<_>>()?;
-    minors.sort_unstable();
-    let gpu = |(index, minor): (u32, u32)| -> Result<Gpu> {
-        Ok(Gpu {
-            index,
-            uuid: GpuUuid::parse(&format!("GPU-0000000{minor}"))?,
-            name: "NVIDIA H200".to_owned(),
-            memory_mib: Some(143_771),
-            mig: mpsd_core::gpu::Mig::Off,
-            capability: (9, 0),
-            minor: Some(minor),
-            cpus: None,
-        })
-    };
-    let inventory = Inventory {
-        gpus: (0..).zip(minors).map(gpu).collect::<Result<_>>()?,
-        driver: String::new(),
-        migs: Vec::new(),
-    };
-    let submission = batch::read(&input, &ByName)?;
-    let GpuSource::Numbered(numbers) = batch::devices(&submission, &input, &ByName)?.gpus else {
-        anyhow::bail!("Slurm gives numbers");
-    };
-    let gpus = numbers.gpus(&inventory)?;
-    let minors = gpus.iter().filter_map(|gpu| gpu.minor);
-    Ok(minors
-        .map(|minor| format!("/dev/nvidia{minor}").into())
-        .collect())
-}
-
-fn files_of(said: &str) -> Vec<PathBuf> {
-    let files = said
-        .lines()
-        .filter(|line| line.contains("Gres Name=gpu"))
-        .filter_map(|line| {
-            let (_, rest) = line.split_once("File=")?;
-            rest.split(' ').next()
-        });
-    let mut all = Vec::new();
-    for list in files {
-        let mut inside = false;
-        let parts = list.split(|c| {
-            inside = (inside || c == '[') && c != ']';
-            c == ',' && !inside
-        });
-        for part in parts {
-            let Some((head, numbers)) = part.trim_end_matches(']').split_once('[') else {
-                all.push(part.into());
-                continue;
-            };
-            for range in numbers.split(',') {
-                let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let (first, last): (u32, u32) =
-                    (first.parse().unwrap_or(0), last.parse().unwrap_or(0));
-                all.extend((first..=last).map(|number| PathBuf::from(format!("{head}{number}"))));
-            }
-        }
-    }
-    all
 }
