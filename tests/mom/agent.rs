@@ -1,6 +1,5 @@
 //! The simulator itself: if it were milder than a real mom, it would prove nothing.
 
-use crate::jobs::says;
 use std::time::{Duration, Instant};
 use tests::double::look::wait_until;
 use tests::mom::node::MomNode;
@@ -26,39 +25,6 @@ fn script(node: &mut MomNode, text: &str, mode: u32) -> Run {
         in_mom: true,
         ..Run::default()
     }
-}
-
-#[test]
-fn scripts_are_checked_and_get_what_a_mom_gives() {
-    let (mut node, _place) = node();
-    let look = "exec >/tmp/out; umask; pwd; id -u; id -G; env | sort; \
-                ls -l /proc/$$/fd | sed -n 's/.* \\([0-9]* -> [^:]*\\).*/\\1/p'; \
-                ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo session";
-    let run = Run {
-        leaked: vec![9, 11, 14],
-        umask: 0o077,
-        user: Some((0, vec![0, 54321])),
-        ..script(&mut node, look, 0o500)
-    };
-    assert_eq!(node.run(run.clone()), Ended::Code(0));
-    let text = node.read("/tmp/out").unwrap();
-    let first = "0077\n/var/spool/x\n0\n0 54321\nPATH=/bin:/usr/bin\nPWD=/var/spool/x\n";
-    assert!(text.starts_with(first), "{text}");
-    let standard = ["0 -> /dev/null", "1 -> /tmp/out", "2 -> /dev/null"];
-    says(&text, &standard);
-    says(&text, &["9 -> pipe", "11 -> pipe", "14 -> pipe", "session"]);
-    for (mode, ended) in [
-        (0o400, Ended::BadScript),
-        (0o722, Ended::BadScript),
-        (0o755, Ended::Code(3)),
-    ] {
-        let run = script(&mut node, "exit 3", mode);
-        assert_eq!(node.run(run), ended, "{mode:o}");
-    }
-    node.sh("chown 54321 /var/spool/x/prologue");
-    assert_eq!(node.run(run.clone()), Ended::BadScript);
-    node.sh("rm /var/spool/x/prologue");
-    assert_eq!(node.run(run), Ended::NoScript);
 }
 
 /// Only these `sleep 3…` run. A killed process may still show for a moment.
