@@ -20,7 +20,6 @@ pub const GROUP: Group = Group {
         "shapes",
         cells![
             two_jobs_have_a_daemon_and_a_gpu_each,
-            a_job_run_again_has_another_daemon,
             a_cancelled_job_leaves_nothing,
             a_job_submitted_by_a_job_has_nothing_of_it,
             a_batch_job_without_environment_has_its_mps,
@@ -104,29 +103,6 @@ fn check_different_daemons(cell: &Context, records: &[Record]) -> Result<()> {
         check_daemons(std::slice::from_ref(record), cell.user.uid, 1)?;
     }
     holds(first.daemon_pid != second.daemon_pid, &records)
-}
-
-/// It keeps its job id.
-fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
-    let line = cell.client("--hold 0.2");
-    let script = format!("({line})\n[ \"$SLURM_RESTART_COUNT\" = 1 ] && exit 0\nsleep 30");
-    let job = cell.submit("--mps --gres=gpu:1 --requeue --open-mode=append", &script)?;
-    cell.wait("the first run's client", || {
-        Ok(cell.output(job).ends_with("}\n"))
-    })?;
-    cell.root(&format!("scontrol requeue {job}"))?;
-    cell.bed.wait_job(job, &["PENDING"], LIMIT)?;
-    // Slurm makes a requeued job wait two minutes: at once it would get the credential that was
-    // just revoked.
-    let job_id = format!("jobid={job}");
-    let update = ["scontrol", "update", &job_id, "starttime=now+3"];
-    cell.wait("a new start time", || {
-        Ok(cell.bed.root(&update)?.code == Some(0))
-    })?;
-    let ended = cell.bed.wait_job(job, &["COMPLETED"], LIMIT);
-    let said = cell.output(job);
-    ended.with_context(|| format!("the second run; the job wrote\n{said}"))?;
-    check_different_daemons(cell, &records(&said)?)
 }
 
 /// Canceled while it runs, with a client that ignores SIGTERM.
