@@ -35,26 +35,14 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The same with shards, by which jobs share a GPU.
-pub const SHARDS: Group = Group {
-    options: || Options {
-        gres_types: vec!["shard".into()],
-        gres_count: 8,
-        ..(GROUP.options)()
-    },
-    ..Group {
-        cells: cells![a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet],
-        name: "auto_shards",
-        ..GROUP
-    }
-};
-
-/// The same, and a job reaches only its own GPU.
+/// The same with shards, by which jobs share a GPU. A job reaches only its own GPU.
 pub const SHARDS_CONFINED: Group = Group {
     options: || {
         let options = Options {
+            gres_types: vec!["shard".into()],
+            gres_count: 8,
             node_name: "part",
-            ..(SHARDS.options)()
+            ..(GROUP.options)()
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
     },
@@ -110,18 +98,6 @@ fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Resu
         4,
         false,
     )
-}
-
-fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> Result<()> {
-    for (words, tasks, under_mps) in [
-        ("-p auto -n1 --gres=shard:1", 1, false),
-        ("-p auto -n1 --gres=gpu:1", 1, false),
-        ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
-        ("-p main --mps=auto -n1 --gres=shard:1", 1, true),
-    ] {
-        check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
-    }
-    Ok(())
 }
 
 fn a_confined_share_has_mps_and_reads_what_it_would_without(cell: &Context) -> Result<()> {

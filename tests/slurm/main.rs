@@ -54,7 +54,6 @@ const GROUPS: &[runner::Group] = &[
     failures::HELD,
     sites::AUTOMATIC,
     auto::GROUP,
-    auto::SHARDS,
     auto::SHARDS_CONFINED,
     auto::PARTS,
     shared::GROUP,
