@@ -53,7 +53,7 @@ pub enum Matrix {
         #[arg(long, conflicts_with = "prefix")]
         root: Option<PathBuf>,
         /// Run the cells whose names hold one of these words
-        #[arg(default_values_t = ["site_matrix::".to_owned()])]
+        #[arg(default_values_t = ["matrix_".to_owned()])]
         cells: Vec<String>,
     },
     /// Cuts the power of a booted node after each tenth of a second of a job's life.

@@ -232,6 +232,16 @@ fn an_interactive_job_ends_with_its_user() {
         attached_without_limits(&c.records(0)[0], &job);
         let held = c.nodes[0].is_held(prologue.unwrap_or(shell));
         assert!(!held, "a daemon holds qsub's socket or its terminal");
+        // A process that does is seen.
+        let run = Run {
+            stdout: Stream::Terminal,
+            stderr: Stream::Terminal,
+            ..c.shell(&job, "setsid sleep 30 & exit 0").unwrap()
+        };
+        let shell = c.nodes[0].start(run).unwrap();
+        assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+        assert!(c.nodes[0].is_held(shell));
+        c.nodes[0].sh("kill -9 $(ps -C sleep -o pid=)");
         ends(c, &job);
     }
 }

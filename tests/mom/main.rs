@@ -1,7 +1,6 @@
 //! Our installed files under simulated moms of Torque and OpenPBS, which run them as the real ones
 //! do.
 
-mod agent;
 mod alone;
 mod auto;
 mod both;

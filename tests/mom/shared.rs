@@ -1,11 +1,11 @@
 //! Jobs of one user that share an MPS, because PBS may give their GPU to several jobs.
 
-use crate::jobs::{NoControl, bare, begins, ends, run_ends, says, says_once, task_client};
+use crate::jobs::{NoControl, begins, ends, run_ends, says, task_client};
 use serde_json::Value;
 use std::time::Duration;
 use tests::double::Builder;
 use tests::double::look::wait_until;
-use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product, Verdict};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::Ended;
 
 /// Under Torque each job says that it shares its GPU; under OpenPBS the site does. `auto` limits
@@ -121,38 +121,6 @@ fn jobs_of_a_user_share_a_daemon_in_any_order() {
     });
 }
 
-#[test]
-fn another_users_job_one_that_wants_its_own_and_one_that_does_not_ask_are_not_among_them() {
-    on_both(&["nodea"], |c| {
-        let first = begun(c, "MPS=true");
-        let other = sharing(c, "MPS=true").of(OTHER_USER);
-        let (own, plain) = (sharing(c, "MPS=own"), sharing(c, ""));
-        for job in [&other, &own, &plain] {
-            begins(c, job);
-        }
-        let before = [&first, &other].map(|job| shared_daemon(c, job));
-        assert_ne!(before[0], before[1]);
-        bare(&client(c, &plain));
-        let alone = client(c, &own);
-        let pipe = format!("/run/mpsd/jobs/{}/pipe", own.id);
-        assert!(alone["pipe_directory"].as_str() == Some(&pipe), "{alone}");
-        assert!(
-            before.iter().all(|daemon| alone["daemon_pid"] != *daemon),
-            "{alone}"
-        );
-        let second = begun(c, "MPS=true");
-        c.end(&first, 0);
-        c.end(&plain, 0);
-        let after = [&second, &other].map(|job| shared_daemon(c, job));
-        assert_eq!(before, after);
-        c.end(&second, 0);
-        assert_eq!(shared_daemon(c, &other), before[1]);
-        assert_eq!(client(c, &own)["daemon_pid"], alone["daemon_pid"]);
-        c.end(&own, 0);
-        ends(c, &other);
-    });
-}
-
 /// `qrerun` runs the epilogue first. Torque's next try of a job may come without one
 /// (docs/facts/pbs.md#sister-nodes).
 #[test]
@@ -258,35 +226,6 @@ fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
     ends(c, &jobs[1]);
 }
 
-/// The prologue and its worker are killed while they begin the MPS for the first job, with and
-/// without what they have started.
-#[test]
-fn a_begin_that_is_killed_leaves_the_next_job_its_mps() {
-    let slow = |node: Builder| node.fast().times(|times| times.server_ready = (600, 600));
-    let mut c = Cluster::with(Product::Torque, &["nodea"], slow, "");
-    for started in ["", "ps -u alice -o pid="] {
-        let (first, second) = (sharing(&mut c, "MPS=true"), sharing(&mut c, "MPS=true"));
-        c.torque_files(&first);
-        let run = c.torque_run(&first, 0, "prologue", None);
-        let prologue = c.nodes[0].start(run).unwrap();
-        let starts = wait_until(Duration::from_secs(30), || {
-            c.nodes[0]
-                .sh("ps -u alice -o args= || :")
-                .contains("nvidia-cuda-mps-control")
-        });
-        assert!(starts, "it does not begin");
-        c.nodes[0].sh(&format!(
-            "kill -9 $(ps -C mps-prologue -o pid=; {started}) || :"
-        ));
-        assert_ne!(c.nodes[0].wait(prologue, 10_000), Ended::Running);
-        begins(&mut c, &second);
-        let daemon = shared_daemon(&mut c, &second);
-        c.end(&first, 271);
-        assert_eq!(shared_daemon(&mut c, &second), daemon);
-        ends(&mut c, &second);
-    }
-}
-
 /// It waits longer for this lock than for any other.
 #[test]
 fn a_job_waits_for_the_slow_begin_of_another() {
@@ -336,34 +275,5 @@ fn jobs_of_two_nodes_share_a_daemon_on_each() {
         fault.repair();
         assert_eq!(on_sister(c, &second), daemon);
         ends(c, &second);
-    });
-}
-
-#[test]
-fn what_a_shared_daemon_cannot_have_is_refused_and_read_why() {
-    let part =
-        "the scheduler does not say which part of the GPU the job has; allowed: a fixed value";
-    let own = "share one MPS, whose daemon has one setting for all of them; allowed: MPS=own";
-    on_both(&["nodea"], |c| {
-        let other = begun(c, "MPS=true");
-        for (account, why) in [
-            ("MPS=true,MPS_MEM=auto", ["MPS_MEM=auto", part]),
-            ("MPS=true,MPS_THREADS=auto", ["MPS_THREADS=auto", part]),
-            ("MPS=per-gpu", ["MPS=per-gpu", own]),
-            (
-                "MPS=true,MPS_PRIORITY=below-normal",
-                ["MPS_PRIORITY=below-normal", own],
-            ),
-        ] {
-            let job = begun(c, account);
-            if let Ok(run) = c.shell(&job, "echo ran") {
-                assert_eq!(c.nodes[0].run(run), Ended::Code(1));
-            }
-            assert_eq!(c.output(&job, 0).0, "", "{account}");
-            says_once(&c.told(&job), &why);
-            c.end(&job, 1);
-        }
-        shared_daemon(c, &other);
-        ends(c, &other);
     });
 }

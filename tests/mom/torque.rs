@@ -3,7 +3,7 @@
 
 use crate::jobs::{
     NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says,
-    shell, task_client,
+    task_client,
 };
 use std::time::{Duration, Instant};
 use tests::double::Builder;
@@ -59,32 +59,6 @@ fn a_gpu_number_is_the_index_that_cuda_counts() {
         ends(&mut c, &job);
     }
     assert_eq!(found[0], found[1]);
-}
-
-#[test]
-fn ranks_are_bound_to_the_gpus_near_their_cores() {
-    let mut c = cluster(&["nodea"]);
-    if c.nodes[0].try_sh("taskset -c 1 true").0 != Ended::Code(0) {
-        println!("skipped: this machine has no second core");
-        return;
-    }
-    // The first GPU is near core 1, the second near core 0.
-    c.gpus[0].change(|node| {
-        for (gpu, near) in node.gpu.iter_mut().zip([0b10, 0b01]) {
-            gpu.cpus = near;
-        }
-    });
-    let job = c.job("MPS=true,MPS_BIND=closest").on(&[&[0, 1]]);
-    begins(&mut c, &job);
-    let client = Cluster::client("");
-    for (rank, gpu) in [(0, 1), (1, 0)] {
-        let line =
-            format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {rank} mpsctl exec -- {client}");
-        shell(&mut c, &job, &line, 0);
-        let own = serde_json::json!([c.gpus[0].uuids()[gpu]]);
-        assert_eq!(c.records(0)[0]["uuids"], own);
-    }
-    c.end(&job, 0);
 }
 
 /// If no record can be left, or our starter is missing, nothing else could tell why: Torque never

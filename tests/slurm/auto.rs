@@ -35,26 +35,14 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The same with shards, by which jobs share a GPU.
-pub const SHARDS: Group = Group {
-    options: || Options {
-        gres_types: vec!["shard".into()],
-        gres_count: 8,
-        ..(GROUP.options)()
-    },
-    ..Group {
-        cells: cells![a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet],
-        name: "auto_shards",
-        ..GROUP
-    }
-};
-
-/// The same, and a job reaches only its own GPU.
+/// The same with shards, by which jobs share a GPU. A job reaches only its own GPU.
 pub const SHARDS_CONFINED: Group = Group {
     options: || {
         let options = Options {
+            gres_types: vec!["shard".into()],
+            gres_count: 8,
             node_name: "part",
-            ..(SHARDS.options)()
+            ..(GROUP.options)()
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
     },
@@ -92,44 +80,24 @@ fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<(
 
 fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Result<()> {
     for (words, tasks, under_mps) in [
-        ("-p auto -n1 --gres=gpu:1", 1, false),
         // Its tasks may open the node's other GPU: nothing confines them here.
         ("-p auto -n2 --gres=gpu:1", 2, false),
-        ("-p auto -n8 --gres=gpu:1", 8, false),
-        ("-p auto -n1 --gres=gpu:2", 1, false),
-        ("-p auto -n2 --gres=gpu:2", 2, false),
         ("-p auto -n3 --gres=gpu:2", 3, true),
-        ("-p auto -n8 --gres=gpu:2", 8, true),
         ("-p auto -n2 --gpus-per-task=1", 2, false),
         ("-p auto -n4 --ntasks-per-gpu=2 --gpus=2", 4, true),
-        ("-p auto -N2 --ntasks-per-node=2 --gres=gpu:2", 4, false),
-        ("-p auto --mps=off -n2 --gres=gpu:1", 2, false),
+        ("-p auto --mps=off -n3 --gres=gpu:2", 3, false),
         ("-p auto --mps -n1 --gres=gpu:1", 1, true),
-        ("-p main -n2 --gres=gpu:1", 2, false),
-        ("-p main --mps=auto -n1 --gres=gpu:1", 1, false),
+        ("-p main -n3 --gres=gpu:2", 3, false),
         ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
-        ("-p main --mps=auto -n2 --gres=gpu:2", 2, false),
-    ] {
-        check(
-            cell,
-            &format!("-w node1 {words}").replace("-w node1 -p auto -N2", "-p auto -N2"),
-            tasks,
-            under_mps,
-        )?;
-    }
-    Ok(())
-}
-
-fn a_share_has_mps_and_a_whole_gpu_only_for_tasks_that_meet(cell: &Context) -> Result<()> {
-    for (words, tasks, under_mps) in [
-        ("-p auto -n1 --gres=shard:1", 1, false),
-        ("-p auto -n1 --gres=gpu:1", 1, false),
-        ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
-        ("-p main --mps=auto -n1 --gres=shard:1", 1, true),
     ] {
         check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
     }
-    Ok(())
+    check(
+        cell,
+        "-p auto -N2 --ntasks-per-node=2 --gres=gpu:2",
+        4,
+        false,
+    )
 }
 
 fn a_confined_share_has_mps_and_reads_what_it_would_without(cell: &Context) -> Result<()> {
@@ -194,39 +162,30 @@ fn steps(cell: &Context, job: &str, steps: &[&str]) -> Result<Vec<bool>> {
 }
 
 fn a_step_has_what_its_job_could_not_know(cell: &Context) -> Result<()> {
-    let own = [
+    let own: &[&str] = &[
         "-n1",
-        "-n4 --overcommit",
-        "-n1",
-        "--mps=off -n2 --overcommit",
+        "-n3 --overcommit",
+        "--mps=off -n3 --overcommit",
         "--mps -n1",
     ];
-    for job in ["salloc -p auto", "salloc -p main --mps=auto"] {
-        let under = steps(cell, &format!("{job} -w node1 -n1 --gres=gpu:2"), &own)?;
-        let expected = [false, true, true, true, true, false, false, false, true];
+    let has = [false, true, true, true, false, false, false, true];
+    for (job, own, expected) in [
+        ("-p auto -n1 --gres=gpu:2", own, &has[..]),
+        ("-p main --mps=auto -n1 --gres=gpu:2", own, &has),
+        // Steps of a job that did not ask, and a step of a job that opted out.
+        (
+            "-p main -n2 --gres=gpu:1",
+            &["-n2", "--mps=auto -n1", "--mps=auto -n2"],
+            &[false, false, false, true, true],
+        ),
+        ("-p auto --mps=off -n3 --gres=gpu:2", &["-n3"], &[false; 3]),
+        // The job has its MPS, and a step whose tasks do not meet has none: how many such steps run
+        // at once is not known.
+        ("-p auto -n3 --gres=gpu:2", &["-n1", "-n3"], &has[..4]),
+    ] {
+        let under = steps(cell, &format!("salloc -w node1 {job}"), own)?;
         ensure!(under == expected, "{job}: {under:?}");
     }
-    // A step of a job that did not ask, and a step of a job that opted out.
-    let under = steps(
-        cell,
-        "salloc -p main -w node1 -n2 --gres=gpu:1",
-        &["-n2", "--mps=auto -n1", "--mps=auto -n2"],
-    )?;
-    ensure!(under == [false, false, false, true, true], "{under:?}");
-    let under = steps(
-        cell,
-        "salloc -p auto --mps=off -w node1 -n2 --gres=gpu:1",
-        &["-n2"],
-    )?;
-    ensure!(under == [false, false], "{under:?}");
-    // The job has its MPS, and a step whose tasks do not meet has none: how many such steps run at
-    // once is not known.
-    let under = steps(
-        cell,
-        "salloc -p auto -w node1 -n4 --gres=gpu:2",
-        &["-n1", "-n4"],
-    )?;
-    ensure!(under == [false, true, true, true, true], "{under:?}");
     Ok(())
 }
 

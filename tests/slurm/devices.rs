@@ -68,19 +68,6 @@ pub const PARTIAL: Group = confined("devices_partial", || constrained(partial())
 /// The same without ConstrainDevices.
 pub const PARTIAL_FREE: Group = group("devices_partial_free", partial, UNMANAGED);
 
-/// If a list leaves out only the last GPU of the bus, no job is refused.
-pub const FIRST: Group = confined(
-    "devices_first",
-    || {
-        constrained(options(
-            &[0, 1, 2],
-            "gpu:2",
-            "Name=gpu File=/dev/nvidia[0-1]\n",
-        ))
-    },
-    cells![jobs_have_the_listed_gpus],
-);
-
 fn minors() -> Options {
     options(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n")
 }
@@ -126,12 +113,6 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
         "{words}: without and with MPS {found:?}"
     );
     Ok(found.swap_remove(0))
-}
-
-fn jobs_have_the_listed_gpus(cell: &Context) -> Result<()> {
-    same(cell, "--gres=gpu:1")?;
-    same(cell, "--gres=gpu:2")?;
-    only_own_gpus_are_exclusive(cell, "--gres=gpu:1")
 }
 
 /// Only the job's own GPUs change their compute mode while it runs.

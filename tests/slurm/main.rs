@@ -13,6 +13,7 @@ mod hardware;
 mod held;
 mod jobs;
 mod leftovers;
+mod matrix;
 mod mig;
 mod no_room;
 mod operations;
@@ -22,7 +23,6 @@ mod seen;
 mod selftest;
 mod shapes;
 mod shared;
-mod site_matrix;
 mod sites;
 mod stack;
 mod steps;
@@ -35,11 +35,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const GROUPS: &[runner::Group] = &[
+    matrix::BARE,
+    matrix::DEFERRED,
+    matrix::CONFINED,
+    matrix::CONFIGLESS,
     submission::OPTIONAL,
     submission::REQUIRED,
     shapes::GROUP,
     steps::GROUP,
-    steps::MEMORY,
     steps::MEMORY_CGROUP,
     steps::ASYNC,
     sweep::GROUP,
@@ -51,7 +54,6 @@ const GROUPS: &[runner::Group] = &[
     failures::HELD,
     sites::AUTOMATIC,
     auto::GROUP,
-    auto::SHARDS,
     auto::SHARDS_CONFINED,
     auto::PARTS,
     shared::GROUP,
@@ -60,12 +62,10 @@ const GROUPS: &[runner::Group] = &[
     shared::SEVERAL_CONFINED,
     shared::CGROUPS,
     shared::SLUIDS,
-    sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,
     devices::REVERSED,
     devices::REVERSED_FREE,
-    devices::FIRST,
     mig::CONFINED,
     mig::FREE,
     operations::GROUP,
@@ -92,7 +92,6 @@ const ALONE: &[runner::Group] = &[
     stack::GROUP,
     stack::CONFIGLESS,
     leftovers::ALONE,
-    submission::BURST,
     shared::BURST,
 ];
 
@@ -130,14 +129,18 @@ fn main() -> ExitCode {
         }
     };
     if words.iter().any(|word| word == "--list") {
-        site_matrix::names().for_each(|name| println!("{name}"));
+        let groups = LOOKING.iter().chain(GROUPS).chain(ALONE);
+        groups.for_each(|group| {
+            for (name, _) in group.cells {
+                println!("{}::{name}", group.name);
+            }
+        });
         return ExitCode::SUCCESS;
     }
     words.retain(|word| !word.starts_with('-') || word == ::tests::slurm::EXACT);
     let tally = runner::Tally::default();
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));
-    beds.extend(site_matrix::beds(&words, &tally));
     beds.extend(scripts::beds(&words, &tally));
     beds.extend(hardware::beds(&words, &tally));
     tests::beside::run(beds, at_once);

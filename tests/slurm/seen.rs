@@ -136,16 +136,12 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     ensure!(told(&said) == 1, "{said}");
     let silent = format!("{ONE_GPU} --mps-report=off");
     for (flags, times, lines) in [(asks.as_str(), 1, 0), (ONE_GPU, 0, 1), (&silent, 0, 0)] {
-        let done = cell.run(&format!("srun {flags}"), &line)?.success()?;
-        let (_, script) = cell.batch(flags, &format!("srun /bin/sh -c '{line}'"))?;
-        for said in [done.stderr, script] {
-            ensure!(told(&said) == times, "{flags:?}: {said}");
-            let line = |line: &&str| {
-                line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ")
-            };
-            let count = said.lines().filter(line).count();
-            ensure!(count == lines, "{flags:?}: {said}");
-        }
+        let said = cell.run(&format!("srun {flags}"), &line)?.success()?.stderr;
+        let of_end = |line: &&str| {
+            line.contains(": on node1: 1 client at once") && line.contains("; mpsctl report ")
+        };
+        let count = said.lines().filter(of_end).count();
+        ensure!((told(&said), count) == (times, lines), "{flags:?}: {said}");
     }
     // As from outside, or under --export=NONE: it inherits nothing of the script.
     let step = "env -u ENVIRONMENT srun /bin/true";

@@ -31,7 +31,6 @@ pub const GROUP: Group = Group {
             a_step_with_its_own_request_joins,
             a_step_has_its_shards_of_the_memory_whatever_its_variables_say,
             an_array_shares_a_daemon_on_each_gpu,
-            a_suspended_member_goes_on,
             a_member_that_runs_again_joins_again,
             a_member_that_is_killed_takes_nothing_with_it,
             a_daemon_that_its_user_killed_is_begun_again,
@@ -106,7 +105,7 @@ pub const MPS: Group = Group {
     ..Group::new("shared_mps", cells![a_percentage_is_the_jobs_part])
 };
 
-/// Two GPUs of four shards on one node.
+/// Two GPUs of four shards on one node, for jobs with shards and with whole GPUs.
 pub const BURST: Group = Group {
     options: || Options {
         nodes: 1,
@@ -351,17 +350,6 @@ fn an_array_shares_a_daemon_on_each_gpu(cell: &Context) -> Result<()> {
     holds(all.len() == 16 && daemons.len() <= 8, &daemons)
 }
 
-fn a_suspended_member_goes_on(cell: &Context) -> Result<()> {
-    let member = Member::of(cell, "3")?;
-    cell.root(&format!("scontrol suspend {}", member.job))?;
-    let other = Member::of(cell, "0.5")?;
-    let same = other.daemon()? == member.daemon()?;
-    holds(same, &other.record()?)?;
-    other.end(cell.user.uid)?;
-    cell.root(&format!("scontrol resume {}", member.job))?;
-    member.end(cell.user.uid)
-}
-
 fn a_member_that_runs_again_joins_again(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     let words = "--mps --requeue -w node1 --gres=shard:1";
@@ -527,8 +515,10 @@ fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
     let mut lost = BTreeSet::new();
     for count in 0..jobs {
         for user in users {
-            let words =
-                "--mps --mps-threads=50 --gres=shard:1 --output=burst.out --open-mode=append";
+            let gres = ["shard:1", "shard:1", "gpu:1"][count % 3];
+            let words = format!(
+                "--mps --mps-threads=50 --gres={gres} --output=burst.out --open-mode=append"
+            );
             let words: Vec<&str> = words.split_whitespace().collect();
             let job = cell
                 .bed

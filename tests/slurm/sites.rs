@@ -1,5 +1,4 @@
-//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no GPUs, no
-//! PrologFlags.
+//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no PrologFlags.
 
 use std::path::Path;
 
@@ -25,17 +24,6 @@ pub const AUTOMATIC: Group = Group {
         Simulated::install(bed, &config, |node| node)
     },
     ..Group::new("automatic", cells![jobs_have_mps_where_the_site_says_so])
-};
-
-/// `GresTypes` without `gpu`: Slurm gives the nodes' GPUs to no job.
-pub const NO_GPUS: Group = Group {
-    options: || Options {
-        slurm_lines: vec!["GresTypes=disk".into()],
-        gres: Some("disk:2".into()),
-        gres_conf: Some("Name=disk Count=2\n".into()),
-        ..Options::default()
-    },
-    ..Group::new("no_gpus", cells![every_request_is_refused])
 };
 
 /// Slurm's default: the prolog runs at a node's first step, and has that step's options in its
@@ -106,13 +94,9 @@ pub fn no_cgroups(names: &[&str]) -> Option<String> {
 
 fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
     for (words, under_mps) in [
-        ("-n3 --constraint=mps --gres=gpu:2", true),
         ("-n3 --constraint=mps&big --gres=gpu:2", true),
-        ("-n2 --constraint=mps --gres=gpu:2", false),
         ("-n3 --constraint=big --gres=gpu:2", false),
         ("-n3 --partition=shared --gres=gpu:2", true),
-        ("-n3 --partition=main --gres=gpu:2", false),
-        ("-n3 --partition=shared --mps=off --gres=gpu:2", false),
         // The job can open the node's other GPU, whose number would be another one behind a daemon.
         ("-n2 --constraint=mps --gres=gpu:1", false),
         ("-n1 --gres=mps:50", false),
@@ -124,13 +108,6 @@ fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
             !records.is_empty() && records.iter().all(right),
             "{words}: {records:?}"
         );
-    }
-    Ok(())
-}
-
-fn every_request_is_refused(cell: &Context) -> Result<()> {
-    for words in ["--mps", "--mps --exclusive", "--mps --gres=disk:1"] {
-        cell.check_refused(&format!("srun -w node1 {words}"), &["no GPU"])?;
     }
     Ok(())
 }

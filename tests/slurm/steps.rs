@@ -8,7 +8,7 @@ use tests::child::Ran;
 use tests::slurm::{Options, Record};
 
 use crate::jobs::{LIMIT, ONE_GPU, check_bare, check_daemons, holds, records, says};
-use crate::runner::{Cell, Context, Group, cells};
+use crate::runner::{Context, Group, cells};
 use crate::sites::{no_cgroups, older_than};
 
 pub const GROUP: Group = Group::new(
@@ -16,7 +16,6 @@ pub const GROUP: Group = Group::new(
     cells![
         a_step_lowers_its_jobs_limits,
         a_step_cannot_raise_them,
-        components_have_limits_of_their_own,
         a_component_that_did_not_ask_has_nothing,
         a_step_without_gpus_has_nothing,
         a_submission_in_a_job_inherits_nothing,
@@ -26,22 +25,7 @@ pub const GROUP: Group = Group::new(
     ],
 );
 
-/// Steps that take more memory than they asked for. Slurm itself measures and kills, so no cgroup
-/// is needed.
-pub const MEMORY: Group = Group {
-    options: || Options {
-        slurm_lines: vec![
-            "JobAcctGatherType=jobacct_gather/linux".into(),
-            "JobAcctGatherFrequency=task=1".into(),
-            "JobAcctGatherParams=OverMemoryKill".into(),
-            "SelectTypeParameters=CR_Core_Memory".into(),
-        ],
-        ..Options::default()
-    },
-    ..Group::new("memory", KILLED)
-};
-
-/// The same, but the kernel kills: memory cgroups of version 1.
+/// Steps that take more memory than they asked for: the kernel kills.
 pub const MEMORY_CGROUP: Group = Group {
     options: || {
         let mut options = Options::default().with_cgroups(&["ConstrainRAMSpace=yes"]);
@@ -51,7 +35,13 @@ pub const MEMORY_CGROUP: Group = Group {
         options
     },
     needs: || no_cgroups(&["memory", "freezer"]),
-    ..Group::new("memory_cgroup", KILLED)
+    ..Group::new(
+        "memory_cgroup",
+        cells![
+            a_job_killed_for_memory_is_told,
+            a_step_killed_for_memory_is_told
+        ],
+    )
 };
 
 /// Steps that srun only submits (`--async`): the job's own stepmgr starts them.
@@ -66,11 +56,6 @@ pub const ASYNC: Group = Group {
         cells![a_submitted_step_has_what_it_or_its_job_asked_for],
     )
 };
-
-const KILLED: &[Cell] = cells![
-    a_job_killed_for_memory_is_told,
-    a_step_killed_for_memory_is_told
-];
 
 /// What a script writes that submits a step with a client, and waits for its end.
 fn submitted(cell: &Context, job: &str, step: &str) -> Result<String> {
@@ -110,17 +95,13 @@ fn a_step_lowers_its_jobs_limits(cell: &Context) -> Result<()> {
     // 50 % of 132 multiprocessors are 66, 25 % are 32, 10 % are 12 (recorded).
     for (words, sms, memory) in [
         ("", [66, 66], 4096),
-        ("--mps --mps-threads=50", [66, 66], 4096),
-        ("--mps-threads=25 --mps-mem=2G", [32, 32], 2048),
-        ("--mps-threads=10:50", [12, 66], 4096),
+        ("--mps-threads=10:25 --mps-mem=2G", [12, 32], 2048),
     ] {
         let mut records = cell.records(&step(words), &cell.client("--hold 0.1"))?;
         records.sort_by_key(|record| record.local_rank);
         check_daemons(&records, cell.user.uid, 1)?;
-        let given: Vec<_> = records
-            .iter()
-            .map(|record| (record.sms, record.memory_limit_mib))
-            .collect();
+        let has = |record: &Record| (record.sms, record.memory_limit_mib);
+        let given: Vec<_> = records.iter().map(has).collect();
         let expected = sms.map(|sms| (Some(sms), Some(memory)));
         ensure!(given == expected, "{words}: {given:?}");
     }
@@ -128,36 +109,11 @@ fn a_step_lowers_its_jobs_limits(cell: &Context) -> Result<()> {
 }
 
 fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
-    for flag in [
-        "--mps-threads=80",
-        "--mps-mem=5G",
-        "--mps=per-gpu",
-        "--mps-priority=below-normal",
-    ] {
-        let done = cell.check_refused(&step(flag), &[])?.exits(1)?;
-        let ours: Vec<&str> = done
-            .stderr
-            .lines()
-            .filter(|line| line.contains("mps: "))
-            .collect();
-        let right = |line: &&str| line.contains(flag) && line.contains("allowed: ");
-        holds(!ours.is_empty() && ours.iter().all(right), &done)?;
-    }
-    Ok(())
-}
-
-/// The components of a het job, and their step, in either order of their flags.
-fn components_have_limits_of_their_own(cell: &Context) -> Result<()> {
-    for [first, second] in [["50", "25"], ["25", "50"]] {
-        let part = |threads| format!("--mps --mps-threads={threads} -N1 -n1 --gres=gpu:1");
-        let words = format!("{} : {}", part(first), part(second));
-        let records = cell.clients(&words, "--hold 0.2")?;
-        check_daemons(&records, cell.user.uid, 1)?;
-        let mut sms: Vec<_> = records.iter().map(|record| record.sms).collect();
-        sms.sort_unstable();
-        holds(sms == [Some(32), Some(66)], &records)?;
-    }
-    Ok(())
+    let flag = "--mps-threads=80";
+    let done = cell.check_refused(&step(flag), &[])?.exits(1)?;
+    let mut ours = done.stderr.lines().filter(|line| line.contains("mps: "));
+    let right = |line: &str| line.contains(flag) && line.contains("allowed: ");
+    holds(ours.next().is_some_and(right) && ours.all(right), &done)
 }
 
 /// The script of a het job passes the flags of its own component, the first, to its sruns on the

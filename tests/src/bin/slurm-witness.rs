@@ -1,28 +1,21 @@
 //! A task of the site matrix (`tests::slurm::Witness`). `DIR LABEL HOLD`: looks at itself, runs the
-//! node's CUDA client for HOLD seconds, and leaves its record in DIR. `--bystander DIR`: opens a
-//! context repeatedly until `DIR/end` exists.
+//! node's CUDA client for HOLD seconds, and leaves its record in DIR.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use tests::double::node::{Gpu, Node, start_time};
+use anyhow::{Context as _, Result};
+use tests::double::node::{Gpu, Node};
 use tests::double::visible;
-use tests::slurm::{Bystander, Process, Record, Witness};
-
-/// How often the bystander opens a context, and how long it keeps it: mostly it has none.
-const PAUSE: Duration = Duration::from_millis(190);
-const CONTEXT: Duration = Duration::from_millis(10);
+use tests::slurm::{Process, Record, Witness};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
-        ["--bystander", dir] => stand_by(Path::new(dir)),
         [dir, label, hold] => look(Path::new(dir), label, hold),
-        _ => Err(anyhow::anyhow!("DIR LABEL HOLD, or --bystander DIR")),
+        _ => Err(anyhow::anyhow!("DIR LABEL HOLD")),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -125,48 +118,4 @@ fn put(dir: &Path, name: &str, text: &str) -> Result<()> {
     let new = dir.join(format!("{name}.new"));
     std::fs::write(&new, text).with_context(|| format!("cannot write '{}'", new.display()))?;
     Ok(std::fs::rename(new, dir.join(format!("{name}.json")))?)
-}
-
-fn stand_by(dir: &Path) -> Result<()> {
-    let node = node()?;
-    let all: Vec<&Gpu> = node.is.gpu.iter().collect();
-    let seen = visible::counted(&all, std::env::var("CUDA_DEVICE_ORDER").ok().as_deref());
-    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let own: Vec<&Gpu> = visible::visible(&seen, list.as_deref());
-    let [gpu] = own[..] else {
-        bail!("one GPU expected, {} seen", own.len());
-    };
-    let end: PathBuf = dir.join("end");
-    let pid = std::process::id();
-    start_time(pid).context("a process without a start time")?;
-    let mut told = Bystander {
-        device: file_name(gpu).unwrap_or_default(),
-        ..Bystander::default()
-    };
-    put(dir, &node.is.name, &serde_json::to_string(&told)?)?;
-    while !end.exists() {
-        let before = told.troubles.clone();
-        open(&node, gpu, pid, &mut told.troubles)?;
-        told.contexts += 1;
-        if told.troubles != before || told.contexts.is_multiple_of(5) {
-            put(dir, &node.is.name, &serde_json::to_string(&told)?)?;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    put(dir, &node.is.name, &serde_json::to_string(&told)?)
-}
-
-fn open(node: &Node, gpu: &Gpu, pid: u32, troubles: &mut BTreeSet<String>) -> Result<()> {
-    let mode = node.mode(&gpu.uuid);
-    if mode != gpu.mode {
-        troubles.insert(format!("compute mode {mode} of its GPU"));
-    }
-    if mode.starts_with("exclusive") && !node.contexts(&gpu.uuid).is_empty() {
-        troubles.insert("no context: the GPU is busy or unavailable".into());
-        return Ok(());
-    }
-    node.register(&gpu.uuid, pid, 64 << 20, "bare")?;
-    std::thread::sleep(CONTEXT);
-    node.unregister(&gpu.uuid, pid);
-    Ok(())
 }

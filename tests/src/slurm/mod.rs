@@ -48,9 +48,7 @@ pub use host::{program_beside, use_slurm_of};
 pub use look::{Process, Snapshot, processes};
 pub use options::{CONFIGLESS, Options, unified};
 pub use product::{PLUGIN, Product, install_plugin_double};
-pub use simulated::{
-    Bystander, Changed, MODEL, Record, RecordGpu, SMS, Simulated, WITNESS, Witness,
-};
+pub use simulated::{Changed, MODEL, Record, RecordGpu, SMS, Simulated, WITNESS, Witness};
 pub use state::NodeState;
 pub use users::{User, most_beds};
 pub use warden::Request;

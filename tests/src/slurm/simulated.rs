@@ -213,12 +213,3 @@ impl Witness {
         files.iter().map(read).collect()
     }
 }
-
-/// What another user's job saw of the GPU that it had all the time.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Bystander {
-    pub device: String,
-    pub contexts: u64,
-    /// What it should not have seen: a changed compute mode, a refused context.
-    pub troubles: BTreeSet<String>,
-}
