@@ -1,6 +1,6 @@
 //! A double of `nvidia-cuda-mps-control` and, under that name, of `nvidia-cuda-mps-server`: as
 //! recorded of driver 580, with its texts, exit codes and times. A `node.toml` is in its directory,
-//! that of a simulated node.
+//! that of a node's doubles.
 
 mod clients;
 mod commands;
