@@ -1,5 +1,5 @@
-//! A simulated node with the suite installed, and a picture of it before any job, with which each
-//! end is compared.
+//! A bed of one node without a scheduler: doubles of NVIDIA's programs, and ours. Each end is
+//! compared with a picture of it before any job.
 
 use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
@@ -45,11 +45,11 @@ const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
 pub type Picture = BTreeMap<String, String>;
 
-/// A simulated node with the suite installed. Its jobs' cgroups are in a directory of its own.
+/// A bed of one node. Its jobs' cgroups are in a directory of its own.
 #[derive(Debug)]
 pub struct Place {
     pub node: NodeDouble,
-    /// The place of its jobs' cgroups; `None` if this machine has no writable hierarchy.
+    /// Where its jobs' cgroups are; `None` if this machine has no writable hierarchy.
     pub cgroups: Option<PathBuf>,
     root: TempDir,
     before: Picture,
@@ -119,7 +119,7 @@ impl Place {
         fs::write(self.path("run/ledger"), ledger.to_string()).expect("a ledger");
     }
 
-    /// Writes the configuration with these lines and the place's own cgroup.
+    /// Writes the configuration with these lines and the bed's own cgroup.
     pub fn configure(&self, extra: &str) {
         let path = self.cgroups.as_ref().map(|path| path.display().to_string());
         let choice = path.unwrap_or("none".to_owned());
@@ -359,6 +359,17 @@ impl Place {
             .map(|process| process.pid)
     }
 
+    /// The same, as soon as it is there.
+    #[track_caller]
+    pub fn nvml_worker_comes(&self) -> u32 {
+        let mut worker = None;
+        eventually("a process asks NVML", || {
+            worker = self.nvml_worker();
+            worker.is_some()
+        });
+        worker.expect("a process")
+    }
+
     /// Asserts that the node is exactly as before the first job, and not drained. Ended processes
     /// have a moment to vanish.
     #[track_caller]
@@ -421,7 +432,7 @@ impl Place {
     pub fn client(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
         let mut command = self.cuda(args);
         command.envs([self.pipe(job)]).envs(env.iter().copied());
-        Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 
     /// The same; waits until it has its context.

@@ -1,6 +1,7 @@
 //! How a test runs programs, as root and as ordinary users.
 
 use crate::child;
+use crate::slurm::program_beside;
 use serde_json::Value;
 use std::borrow::BorrowMut;
 use std::ffi::OsStr;
@@ -89,20 +90,10 @@ impl Ran {
     }
 }
 
+#[track_caller]
 pub fn built(program: &str) -> PathBuf {
-    let exe = std::env::current_exe().expect("own path");
-    let dir = exe
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .find(|d| d.join("mpsd").is_file());
-    dir.unwrap_or_else(|| {
-        panic!(
-            "no mpsd beside '{}': build the workspace first",
-            exe.display()
-        )
-    })
-    .join(program)
+    let path = program_beside(program);
+    path.unwrap_or_else(|why| panic!("build the workspace first: {why:#}"))
 }
 
 /// `program` as an ordinary user, through setpriv, so that none of our code drops the test's

@@ -25,21 +25,6 @@ fn assert_served(place: &Place, job: &str) {
     assert_eq!(place.served(job, &[]).json()["sms"], 32);
 }
 
-#[test]
-fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
-    let place = with_job(1, "60.srv");
-    assert_eq!(place.node.modes(), ["exclusive_process"]);
-    // A real GPU would refuse a second server in this mode; the accounts must hold even so.
-    let second = place.torque("61.srv", ACCOUNT, "0");
-    place.end("60.srv");
-    if second.code == Some(0) {
-        let mode = place.node.modes();
-        assert_eq!(mode, ["exclusive_process"], "the second still holds it");
-    }
-    place.end("61.srv");
-    place.assert_as_before("two jobs on one GPU");
-}
-
 /// A site's own daemon, for example. The name of another user's program is nothing for the job's
 /// user.
 #[test]
@@ -76,30 +61,6 @@ fn holder(place: &Place, user: &str) -> Running {
     running
 }
 
-#[test]
-fn a_mode_that_an_admin_changed_meanwhile_is_left_alone() {
-    let place = with_job(2, "62.srv");
-    let uuids = place.node.uuids();
-    place.node.set_mode(&uuids[0], "prohibited");
-    place.end("62.srv");
-    assert_eq!(place.node.modes(), ["prohibited", "default"]);
-    place.node.set_mode(&uuids[0], "default");
-    place.assert_as_before("a mode that an administrator changed");
-}
-
-#[test]
-fn epilogues_at_once_twice_and_for_nothing() {
-    let place = Place::new(fast(1), CONFIG);
-    place.assert_ends_clean("64.srv", "an epilogue without a prologue");
-    place.begin("64.srv", ACCOUNT, "0");
-    let mut all: Vec<_> = (0..4).map(|_| place.start_end("64.srv")).collect();
-    for epilogue in &mut all {
-        assert_eq!(epilogue.wait(), Some(0));
-    }
-    place.assert_as_before("four epilogues at once");
-    place.assert_ends_clean("64.srv", "one more");
-}
-
 /// A restarted mom, a requeued job and the timer act on one job, all at once.
 #[test]
 fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing() {
@@ -117,20 +78,6 @@ fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing(
             assert!(program.wait().is_some(), "no signal");
         }
         place.assert_ends_clean("72.srv", &format!("six at once, round {round}"));
-    }
-}
-
-#[test]
-fn an_epilogue_during_the_prologue_waits_or_takes_what_is_there() {
-    let place = Place::new(fast(1).times(|t| t.server_ready = (150, 150)), CONFIG);
-    for pause in [0, 20, 60, 120] {
-        let mut prologue = place.start_torque("65.srv", ACCOUNT, "0");
-        std::thread::sleep(Duration::from_millis(pause));
-        let mut epilogue = place.start_end("65.srv");
-        assert!(prologue.wait().is_some(), "no signal");
-        assert_eq!(epilogue.wait(), Some(0));
-        let after = format!("an epilogue {pause} ms after the prologue began");
-        place.assert_ends_clean("65.srv", &after);
     }
 }
 

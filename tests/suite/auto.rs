@@ -1,4 +1,4 @@
-//! `MPS=auto` on the simulated node: without MPS a job is like one that did not ask, even if
+//! `MPS=auto` on the sim: without MPS a job is like one that did not ask, even if
 //! something fails or is killed.
 
 use batch::{GpuSource, Scheduler};

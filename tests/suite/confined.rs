@@ -75,12 +75,21 @@ fn the_probe_is_confined_and_in_the_jobs_cgroup() {
 }
 
 #[test]
-fn the_worker_is_confined_before_it_loads_nvml() {
+fn the_worker_is_confined_and_first_before_it_loads_nvml() {
     let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
     let mut prologue = place.start_torque("3.pbs", "MPS=true", "0");
-    eventually("a worker with NVML in it", || place.nvml_worker().is_some());
-    let pid = place.nvml_worker().expect("the worker");
+    let pid = place.nvml_worker_comes();
     let found = ["NoNewPrivs", "Seccomp"].map(|line| status_of(pid, line));
     assert_eq!(found, ["1", "2"]);
+    // Both run before a flood of users' processes (proc_pid_stat(5), field 18).
+    for pid in [prologue.pid(), pid] {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
+        let (_, fields) = stat.rsplit_once(") ").expect("fields");
+        let priority = fields
+            .split(' ')
+            .nth(15)
+            .and_then(|word| word.parse::<i32>().ok());
+        assert!(priority.is_some_and(|priority| priority <= 0), "{stat}");
+    }
     assert_eq!(prologue.wait(), Some(2));
 }

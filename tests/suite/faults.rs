@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::frozen::Frozen;
+use tests::double::mig;
 use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
-use tests::place::{Place, eventually, fast, kill, side_by_side};
-use tests::stage::{Ran, USER};
+use tests::place::{Place, fast, kill, side_by_side};
+use tests::stage::USER;
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
@@ -17,12 +18,13 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
 /// The outcome of a start, the fault, and what `node.toml` says of it. `ready`: the job runs and
 /// ends. `undetermined`: any user may be the cause. `fault`: the node is drained. The last two are
-/// told with these words, by default "MPS did not start".
+/// told with these words, by default "MPS did not start". After `end` the fault is there at the
+/// job's end alone.
 const FAULTS: &str = r#"
 ready         | a slow start | faults = {start = "slow", slow_ms = 400}
 undetermined  | no socket | faults.start = "never"
 undetermined  | exits at once | faults.start = "exits"
-undetermined  | a socket that never answers | faults.start = "hangs"
+undetermined: the control daemon or its server hangs | no answers | faults.start = "hangs"
 ready         | a slow server | faults = {server = "slow", slow_ms = 400}
 undetermined  | a server that is never ready | faults.server = "never-ready"
 undetermined  | a server that never becomes active | faults.server = "initializing"
@@ -66,6 +68,13 @@ undetermined  | no privilege | faults.answer.start_server = "Not enough privileg
 undetermined  | a title | faults.answer.start_server = "\u001b]0;x\u0007"
 undetermined  | half a limit | faults.truncate = ["get_default_active_thread_percentage"]
 undetermined  | half a memory limit | faults.truncate = ["get_default_device_pinned_mem_limit"]
+undetermined: GPU- | the driver refuses a compute mode | nvml.set_refused = true
+undetermined: GPU- | the driver ignores a compute mode | nvml.set_ignored = true
+end fault: mpsd: job 50.srv: | NVML dies | nvml.init_fails = true
+# Its process sleeps in user space, so it might as well be starved.
+end undetermined: NVML | NVML is silent | nvml.init_hangs = true
+end undetermined: NVML | NVML has no memory | nvml.init_answers = 20
+end undetermined: NVML | NVML has no resources | nvml.init_answers = 23
 "#;
 
 /// Lays the values of `change` over those of `is`. A list of tables changes its first.
@@ -96,33 +105,64 @@ fn check(row: &str) {
     let [outcome, name, change] = row.splitn(3, '|').map(str::trim).collect::<Vec<_>>()[..] else {
         panic!("{row}")
     };
-    let no_start = (outcome, "MPS did not start");
-    let (outcome, word) = outcome.split_once(": ").unwrap_or(no_start);
-    let node = fast(1).describe(|node| changed(node, &change.replace("; ", "\n")));
+    let (outcome, word) = match outcome.split_once(": ") {
+        None => (outcome, "MPS did not start"),
+        Some(both) => both,
+    };
+    let change = change.replace("; ", "\n");
+    if let Some(outcome) = outcome.strip_prefix("end ") {
+        return check_end(outcome, word, name, &change);
+    }
+    let node = fast(1).describe(|node| changed(node, &change));
     let place = Place::new(node, CONFIG);
-    let ran = place.openpbs("50.srv", USER, ACCOUNT);
+    // Only a job that is proved to be alone has the mode of its GPU changed.
+    let ran = match change.starts_with("nvml.set_") {
+        true => place.torque("50.srv", ACCOUNT, "0"),
+        false => place.openpbs("50.srv", USER, ACCOUNT),
+    };
     println!("{name}: {}", ran.err.trim_end());
     assert!(ran.took < LATEST, "{name}: {ran:?}");
     assert!(!ran.err.contains('\x1b'), "{name}: {ran:?}");
-    let drains = place.take_drains();
-    let code = if outcome == "ready" { 0 } else { 2 };
-    assert_eq!(ran.code, Some(code), "{name}: {ran:?}");
-    match outcome {
-        "ready" => {
-            place.end("50.srv").within(LATEST);
-        }
-        "undetermined" => {
-            assert_eq!(ran.err.lines().count(), 1, "{name}: {ran:?}");
-            assert_eq!(drains, Vec::<String>::new(), "{name}");
-        }
-        "fault" => {
-            assert_eq!(drains.len(), 1, "{name}: {ran:?}");
-            assert!(drains[0].contains(word), "{name}: {drains:?}");
-        }
-        _ => panic!("{row}"),
+    if outcome == "ready" {
+        ran.ok();
+        place.end("50.srv").within(LATEST);
+    } else {
+        assert_eq!(outcome == "fault", is_drained(&place, word), "{name}");
+        ran.clone().exits(2).complains(word);
+        // A fault has a second line: no scheduler takes the drain.
+        let lines = if outcome == "fault" { 2 } else { 1 };
+        assert_eq!(ran.err.lines().count(), lines, "{ran:?}");
     }
-    assert!(code == 0 || ran.err.contains(word), "{name}: {ran:?}");
     place.assert_as_before(name);
+}
+
+fn check_end(outcome: &str, word: &str, name: &str, change: &str) {
+    let mut place = Place::with_job(fast(1), CONFIG, "50.srv", ACCOUNT, "0");
+    place.node.change(|node| changed(node, change));
+    let end = place.strict_end("50.srv").exits(2);
+    end.within(LATEST);
+    // The daemons are stopped even so.
+    assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
+    if outcome == "fault" {
+        // The scheduler did not take the drain. Until it does, this node starts no MPS job.
+        let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
+        refused.complains("waits for its scheduler");
+    }
+    assert_eq!(outcome == "fault", is_drained(&place, word), "{name}");
+    place.node.change(|node| node.nvml = NvmlFaults::default());
+    place.end("50.srv");
+    place.assert_as_before(name);
+}
+
+/// Whether the node is drained, with this word of the reason.
+fn is_drained(place: &Place, word: &str) -> bool {
+    let drains = place.take_drains();
+    assert!(
+        drains.iter().all(|drain| drain.contains(word)),
+        "{drains:?}"
+    );
+    assert!(drains.len() <= 1, "{drains:?}");
+    !drains.is_empty()
 }
 
 #[test]
@@ -132,66 +172,6 @@ fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
     let count = rows.len() as u64;
     side_by_side(rows, 4, check);
     figures::tell("faults", count);
-}
-
-#[test]
-fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_is_seen() {
-    for (name, set) in [
-        ("refused", (|f| f.set_refused = true) as fn(&mut NvmlFaults)),
-        ("ignored", |f| f.set_ignored = true),
-    ] {
-        let place = Place::new(fast(1).nvml(set), CONFIG);
-        let ran = place.torque("51.srv", ACCOUNT, "0");
-        ran.exits(2).complains("GPU-");
-        place.assert_as_before(name);
-        figures::tell("faults", 1);
-    }
-}
-
-#[test]
-fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
-    let (place, end) = without_nvml_at_the_end(|f| f.init_fails = true);
-    // The scheduler did not take the drain. Until it does, this node starts no MPS job.
-    let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
-    refused.complains("waits for its scheduler");
-    let drains = place.take_drains();
-    assert_eq!(drains.len(), 1, "{end:?}: {drains:?}");
-    assert!(drains[0].contains("mpsd: job 52.srv"), "{drains:?}");
-    nvml_is_back(place);
-}
-
-#[test]
-fn nvml_that_is_silent_at_the_end_of_a_job_proves_nothing_unless_the_driver_holds_it() {
-    // Its process sleeps in user space, so it might as well be starved.
-    let (place, _) = without_nvml_at_the_end(|f| f.init_hangs = true);
-    place.assert_not_drained("a silent NVML");
-    nvml_is_back(place);
-}
-
-#[test]
-fn nvml_without_memory_at_the_end_of_a_job_drains_nothing_and_refuses_no_start() {
-    for number in [20, 23] {
-        let (place, _) = without_nvml_at_the_end(move |f| f.init_answers = number);
-        place.assert_not_drained("no memory");
-        nvml_is_back(place);
-    }
-}
-
-/// NVML has a fault at the job's end. The daemons are stopped even so.
-fn without_nvml_at_the_end(set: impl Fn(&mut NvmlFaults)) -> (Place, Ran) {
-    let mut place = Place::with_job(fast(1), CONFIG, "52.srv", ACCOUNT, "0");
-    place.node.change(|d| set(&mut d.nvml));
-    let end = place.strict_end("52.srv").exits(2);
-    end.within(LATEST);
-    assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
-    (place, end)
-}
-
-fn nvml_is_back(mut place: Place) {
-    place.node.change(|d| d.nvml = NvmlFaults::default());
-    place.end("52.srv");
-    place.assert_as_before("NVML is back");
-    figures::tell("faults", 1);
 }
 
 #[test]
@@ -222,8 +202,7 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
     ] {
         let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
-        eventually("a worker", || place.nvml_worker().is_some());
-        let worker = place.nvml_worker().expect("a worker");
+        let worker = place.nvml_worker_comes();
         kill(worker, signal);
         if signal == Signal::SIGSEGV {
             // The standard library ignores a first SIGSEGV from outside as a stray. A real crash
@@ -236,4 +215,28 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
         place.assert_as_before(signal.as_str());
         figures::tell("faults", 1);
     }
+}
+
+/// A user whom the site lets divide GPUs can remove a MIG device at any time.
+#[test]
+fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
+    let mut place = Place::new(fast(1).divided(0, 3), CONFIG);
+    let device = mig(0, 0).uuid;
+    let begin = |place: &Place, job: &str| {
+        let args = [
+            "--scheduler",
+            "openpbs",
+            "--account",
+            ACCOUNT,
+            "--gpus",
+            &device,
+        ];
+        place.prologue(&[&args[..], &[job, USER, "nogroup"]].concat(), &[])
+    };
+    begin(&place, "56.srv").ok();
+    place.node.change(|node| drop(node.gpu[0].mig.remove(0)));
+    place.end("56.srv");
+    begin(&place, "57.srv").exits(2).complains("divided again");
+    place.assert_as_before("a MIG device that went away");
+    figures::tell("faults", 1);
 }

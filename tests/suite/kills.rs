@@ -118,19 +118,6 @@ fn the_same_on_a_node_without_cgroups() {
 }
 
 #[test]
-fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
-    // Torque runs the prologue of a requeued job again without an epilogue in between.
-    let place = Place::new(fast(1), SHORT);
-    for at in [2, 4, 5] {
-        let killed = kill_prologue(&place, "30.srv", at, true, at == 4);
-        place.begin("30.srv", ACCOUNT, "0");
-        assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
-        place.assert_ends_clean("30.srv", "a prologue killed and called again");
-        figures::tell("real_kills", killed.map_or(0, |_| 1));
-    }
-}
-
-#[test]
 fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
     let place = Place::new(fast(1), SHORT);
     let mut killed = 0;
@@ -229,20 +216,6 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
     }
 }
 
-/// The start is still running, and the end gives up waiting for its lock.
-#[test]
-fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
-    let slow = fast(1).times(|t| t.server_ready = (4500, 4500));
-    let place = Place::new(slow, "deadline_s = 12\n");
-    let mut start = place.start_torque("30.srv", ACCOUNT, "0");
-    let starting = || begun(&place, "30.srv").is_some_and(|(begun, all)| begun == all);
-    assert!(wait_until(Duration::from_secs(5), starting));
-    // The end does not get the lock.
-    place.strict_end("30.srv").exits(2);
-    assert_ne!(start.wait(), Some(0), "MPS of a job that has ended");
-    place.assert_as_before("a start that outlasts its job");
-}
-
 /// If the mode were restored too early, another job could begin on the GPU while this job's daemons
 /// are still ending.
 #[test]
@@ -327,8 +300,7 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
 fn a_worker_of_nvml_ends_with_the_prologue_that_asks_it() {
     let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), "deadline_s = 60\n");
     let mut prologue = place.start_torque("9.srv", ACCOUNT, "0");
-    eventually("a worker is there", || place.nvml_worker().is_some());
-    let worker = place.nvml_worker().expect("it hangs in nvmlInit");
+    let worker = place.nvml_worker_comes();
     kill(prologue.pid(), Signal::SIGKILL);
     assert_eq!(prologue.wait(), None);
     eventually("the worker ends", || !look::alive(worker));

@@ -1,4 +1,4 @@
-//! The suite: the real programs on the simulated node, and the project's rules.
+//! The suite: our programs on beds of one node, the sim, and the project's rules.
 
 mod accounts;
 mod architecture;
@@ -13,7 +13,6 @@ mod corpus;
 mod crash;
 mod doctor;
 mod enroot;
-mod evidence;
 mod faults;
 mod fleet;
 mod hidden;
@@ -22,7 +21,6 @@ mod inheritance;
 mod kills;
 mod lifted;
 mod metrics;
-mod mig;
 mod mpsctl;
 mod no_memory_told;
 mod outcomes;

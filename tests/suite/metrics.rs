@@ -131,28 +131,6 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
     assert!(after["mpsd_job_ready_seconds_sum"] > 0.0, "{after:?}");
 }
 
-#[test]
-fn a_second_end_of_a_job_is_not_counted_again() {
-    let mut place = Place::new(fast(1), "");
-    place.begin("12.srv", "MPS=true", "0");
-    place.node.change(|node| node.nvml.init_fails = true);
-    place.strict_end("12.srv").exits(2);
-    place.node.change(|node| node.nvml.init_fails = false);
-    let left = page(&place);
-    is(&left, "mpsd_jobs_begun_total", 1.0);
-    is(&left, "mpsd_jobs{state=\"left\"}", 1.0);
-    is(&left, "mpsd_jobs{state=\"ready\"}", 0.0);
-    let lost = "mpsd_job_daemons_lost{jobid=\"12.srv\"}";
-    assert!(!left.contains_key(lost), "taken down is not lost: {left:?}");
-    place.end("12.srv");
-    let now = page(&place);
-    is(&now, "mpsd_jobs_ended_total{as_before=\"false\"}", 1.0);
-    is(&now, "mpsd_jobs_ended_total{as_before=\"true\"}", 0.0);
-    let drains = now["mpsd_drains{delivered=\"true\"}"] + now["mpsd_drains{delivered=\"false\"}"];
-    assert!((drains - 1.0).abs() < f64::EPSILON, "{now:?}");
-    place.take_drains();
-}
-
 /// The alert that a node's configuration is broken must not need a working configuration.
 #[test]
 fn a_broken_configuration_is_a_number_and_its_faults_are_counted() {
@@ -225,8 +203,7 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
     place.node.change(|node| node.nvml.calls_hang = true);
     let frozen = std::thread::scope(|scope| {
         let look = scope.spawn(|| metrics(&place, &[]));
-        eventually("a process asks NVML", || place.nvml_worker().is_some());
-        let frozen = Frozen::new(&[place.nvml_worker().expect("a worker")]);
+        let frozen = Frozen::new(&[place.nvml_worker_comes()]);
         let ran = look.join().expect("a look");
         is(&samples(&ran.out), "mpsd_nvml_up", 0.0);
         frozen
@@ -283,24 +260,32 @@ fn names(text: &str) -> BTreeSet<&str> {
     ours.map(family).collect()
 }
 
-/// A job with two clients, and the page once the driver has counted for it.
-fn counted(job: &str) -> (Place, Samples) {
+/// Alert rules, dashboard and docs name everything on the page, and nothing else.
+#[test]
+fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counted_at_its_end() {
     let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
-    let place = Place::with_job(node, "", job, "MPS=true,MPS_MEM=job=4G", "0");
-    let clients = [(); 2].map(|()| place.attached(job, &["--hold", "60", "--busy"], &[]));
+    let place = Place::with_job(node, "", "17.srv", "MPS=true,MPS_MEM=job=4G", "0");
+    let args = ["--hold", "60", "--busy"];
+    let clients = [(); 2].map(|()| place.attached("17.srv", &args, &[]));
     let mut now = Samples::new();
     eventually("two looks", || {
         now = page(&place);
-        now.keys()
-            .any(|name| name.starts_with("mpsd_job_energy_joules_total"))
+        let mut names = now.keys();
+        names.any(|name| name.starts_with("mpsd_job_energy_joules_total"))
     });
     drop(clients);
-    (place, now)
-}
-
-#[test]
-fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counted_at_its_end() {
-    let (place, now) = counted("17.srv");
+    let written: BTreeSet<&str> = now.keys().map(|name| family(name)).collect();
+    let dashboard = include_str!("../../docs/examples/mpsd.dashboard.json");
+    let rules = include_str!("../../docs/examples/mpsd.rules.yml");
+    let parsed: Value = serde_json::from_str(dashboard).expect("JSON");
+    assert!(
+        parsed["panels"]
+            .as_array()
+            .is_some_and(|panels| panels.len() > 10)
+    );
+    let shown: BTreeSet<&str> = names(dashboard).union(&names(rules)).copied().collect();
+    assert_eq!(shown, written);
+    assert_eq!(names(include_str!("../../docs/metrics.md")), written);
     let uuid = &place.node.uuids()[0];
     let of = |name: &str, more: &str| {
         format!("mpsd_job_{name}{{jobid=\"17.srv\",gpu=\"0\",uuid=\"{uuid}\"{more}}}")
@@ -344,20 +329,4 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
         !after.keys().any(|name| name.contains("jobid=")),
         "{after:?}"
     );
-}
-
-/// Alert rules, dashboard and docs name everything on the page, and nothing else.
-#[test]
-fn rules_dashboard_and_docs_name_what_the_page_has() {
-    let (place, page) = counted("14.srv");
-    place.assert_ends_clean("14.srv", "a job that was looked at");
-    let written: BTreeSet<&str> = page.keys().map(|name| family(name)).collect();
-    let dashboard = include_str!("../../docs/examples/mpsd.dashboard.json");
-    let rules = include_str!("../../docs/examples/mpsd.rules.yml");
-    let parsed: Value = serde_json::from_str(dashboard).expect("JSON");
-    let panels = parsed["panels"].as_array().expect("panels");
-    assert!(panels.len() > 10);
-    let shown: BTreeSet<&str> = names(dashboard).union(&names(rules)).copied().collect();
-    assert_eq!(shown, written);
-    assert_eq!(names(include_str!("../../docs/metrics.md")), written);
 }

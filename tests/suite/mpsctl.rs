@@ -9,8 +9,6 @@ use serde_json::{Value, json};
 use tests::place::{Place, fast};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
-const PATH: (&str, &str) = ("PATH", "/usr/bin:/bin");
-
 fn place(gpus: usize) -> Place {
     Place::new(fast(gpus), "")
 }
@@ -21,70 +19,6 @@ fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
 
 fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
     place.mpsctl_as(USER, args, env)
-}
-
-fn env_line(place: &Place) -> String {
-    let (mpsctl, config) = (place.program("mpsctl"), place.config());
-    format!("{} --config {} env", mpsctl.display(), config.display())
-}
-
-#[test]
-fn json_names_the_jobs_own_directories_and_gpus() {
-    let place = with_job(2, "7.srv", "MPS=true", "1");
-    let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
-    let said = mpsctl(&place, &["env", "--shell", "json"], &env)
-        .ok()
-        .json();
-    let expected = json!({
-        "CUDA_MPS_PIPE_DIRECTORY": place.job("7.srv").join("pipe"),
-        "CUDA_MPS_LOG_DIRECTORY": place.job("7.srv").join("log"),
-        "CUDA_VISIBLE_DEVICES": place.node.uuids()[1],
-        "MPSD_DEVICES": format!("{}:1", place.node.uuids()[1]),
-        "MPSD_JOB": "7.srv",
-    });
-    assert_eq!(said, expected);
-}
-
-#[test]
-fn outside_a_job_with_mps_nothing_is_set_and_another_jobs_variables_are_unset() {
-    let place = place(1);
-    for env in [
-        &[][..],
-        &[("PBS_JOBID", "8.srv")],
-        &[("SLURM_JOB_ID", "8"), ("SLURMD_NODENAME", "n1")],
-    ] {
-        mpsctl(&place, &["env"], env).prints_only("");
-    }
-    let (name, pipe) = place.pipe("7.srv");
-    let inherited = [
-        ("PBS_JOBID", "8.srv"),
-        ("MPSD_JOB", "7.srv"),
-        (name.as_str(), pipe.as_str()),
-        ("CUDA_MPS_LOG_DIRECTORY", "/home/u/log"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10"),
-    ];
-    let ran = mpsctl(&place, &["env"], &inherited).ok();
-    let gone =
-        "unset MPSD_JOB\nunset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n";
-    assert_eq!(ran.out, gone, "{ran:?}");
-}
-
-#[test]
-fn a_refused_job_cannot_go_on_unnoticed() {
-    let place = place(1);
-    place.refused("9.srv", "MPS=true,MPS_THREADS=101");
-    let job = [("PBS_JOBID", "9.srv"), PATH];
-    let ran = mpsctl(&place, &["env"], &job).exits(1);
-    ran.complains("mpsctl: job 9.srv: MPS refused: ");
-    ran.complains("MPS_THREADS=101");
-    assert_eq!(ran.out, "false\n");
-    let script = format!("set -e; eval \"$({})\"; echo went on", env_line(&place));
-    let mut shell = as_user(USER, "/bin/sh");
-    shell.args(["-c", &script]).env_clear().envs(job);
-    finish(shell).exits(1).prints_nothing();
-    let ran = mpsctl(&place, &["exec", "--", "/bin/echo", "went on"], &job).exits(1);
-    ran.prints_nothing().complains("MPS_THREADS=101");
-    place.assert_ends_clean("9.srv", "a refused job");
 }
 
 #[test]
@@ -148,20 +82,6 @@ fn an_unknown_option_is_refused_by_every_verb() {
         let ran = mpsctl(&place, &[verb, "true", "--an-option-of-its-own"], &[]);
         ran.complains(format!("mpsctl: {verb}: this is no job"));
     }
-}
-
-/// The figures of each would be those of all.
-#[test]
-fn several_tasks_of_a_node_do_not_sweep_beside_each_other() {
-    let place = place(1);
-    let step = [
-        ("SLURM_JOB_ID", "7"),
-        ("SLURM_STEP_NUM_NODES", "1"),
-        ("SLURM_STEP_NUM_TASKS", "4"),
-    ];
-    let ran = mpsctl(&place, &["sweep", "true"], &step).exits(1);
-    ran.complains("this step has 4 tasks on 1 node, and each would measure beside the others");
-    ran.complains("one task on each node: srun -N1 -n1");
 }
 
 /// A shell in a job with MPS that evaluates the answer would leave that MPS.
@@ -269,37 +189,6 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     assert!(!place.path("run/jobs").exists(), "nothing is touched");
 }
 
-#[test]
-fn a_lone_mps_in_an_account_is_refused_unless_it_is_a_project() {
-    let place = place(1);
-    let plan = |account| {
-        let args = [
-            "plan",
-            "--scheduler",
-            "torque",
-            "--user",
-            "root",
-            "--account",
-            account,
-        ];
-        mpsctl(&place, &args, &[])
-    };
-    for account in ["proj1,MPS", "mps"] {
-        plan(account).exits(1).complains("did you mean MPS=on?");
-    }
-    assert_eq!(
-        plan("MPS=off").ok().out,
-        "MPS was not asked for: nothing is done\n"
-    );
-    place.configure("[pbs]\nprojects = [\"mps\"]\n");
-    assert_eq!(
-        plan("mps").ok().out,
-        "MPS was not asked for: nothing is done\n"
-    );
-    let request = mpsctl(&place, &["pbs", "request", "--account=proj1,mps"], &[]);
-    assert_eq!(request.json()["account"], "proj1,mps");
-}
-
 /// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in
 /// another order.
 #[test]
@@ -359,30 +248,14 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
 }
 
 #[test]
-fn an_error_is_explained_to_all_users_and_so_is_a_log() {
+fn a_file_without_an_end_is_not_explained() {
     let place = place(1);
-    let explain = |what: &str| mpsctl(&place, &["explain", what], &[]);
-    let code = explain("806").ok();
-    code.prints("the server died (CUDA error 806)\n  cause:  ");
-    explain("error 46").ok().prints("GPU busy (CUDA error 46)");
-    let near = explain("gromac").exits(1);
-    near.complains("did you mean gromacs?");
-    let transcript = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../docs/facts/mps-580-transcript.txt"
-    );
-    let log = place.path("control.log");
-    fs::copy(transcript, &log).expect("log");
-    let log = explain(log.to_str().expect("path")).ok();
-    log.prints("\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n");
-    // It does not wait for a file without an end.
     let fifo = place.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
     for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
-        explain(endless).exits(2).complains("no regular file");
+        let ran = mpsctl(&place, &["explain", endless], &[]);
+        ran.exits(2).complains("no regular file");
     }
-    explain("/nonexistent").exits(1).prints_nothing();
-    explain("-").prints_only("no known error in standard input\n");
 }
 
 /// Only root can list a job's directory.

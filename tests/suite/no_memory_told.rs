@@ -3,19 +3,15 @@
 
 use tests::place::{Place, fast};
 
-fn place(extra: &str) -> Place {
+#[test]
+fn a_job_with_a_size_as_its_limit_has_its_mps_and_the_node_is_well() {
     let node = fast(2).describe(|node| {
         for gpu in &mut node.gpu {
             "NVIDIA GB10".clone_into(&mut gpu.name);
             gpu.memory_told = false;
         }
     });
-    Place::new(node, extra)
-}
-
-#[test]
-fn a_job_with_a_size_as_its_limit_has_its_mps_and_the_node_is_well() {
-    let place = place("replicas = 4\n");
+    let place = Place::new(node, "replicas = 4\n");
     place.begin("500.srv", "MPS=true,MPS_THREADS=50,MPS_MEM=4G", "0,1");
     let client = place.attached("500.srv", &["--hold", "30"], &[]);
     let told = place.mpsctl(&["status", "--json"]).json();
@@ -31,15 +27,4 @@ fn a_job_with_a_size_as_its_limit_has_its_mps_and_the_node_is_well() {
         .prints("OK    NVML answers\n")
         .prints("2 x NVIDIA GB10\n");
     place.mpsctl(&["advertise", "slurm", "--node", "n1"]).ok();
-}
-
-#[test]
-fn a_share_of_an_unknown_size_is_refused_and_is_never_the_nodes_fault() {
-    let place = place("");
-    let why = "NVML does not tell how much memory GPU 0 'NVIDIA GB10' has; allowed: ";
-    for token in ["MPS_MEM=25%", "MPS_MEM=0=25%", "MPS_REPLICAS=4"] {
-        let ran = place.torque("501.srv", &format!("MPS=true,{token}"), "0");
-        ran.exits(1).complains(format!("{token}: {why}"));
-        place.assert_not_drained(token);
-    }
 }

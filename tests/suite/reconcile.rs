@@ -1,4 +1,4 @@
-//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node. Its Torque server knows a job,
+//! `mpsctl reconcile` and `mpsctl undrain` on a bed of one node. Its Torque server knows a job,
 //! forgets it, or is away.
 
 use std::fs;
@@ -202,19 +202,6 @@ fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     site.assert_clean();
 }
 
-#[test]
-fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
-    let site = Site::new("");
-    for (job, on) in [("2.srv", Some("gpu002")), ("3.srv", None)] {
-        site.start(job);
-        if let Some(node) = on {
-            site.job(job, "R", node);
-        }
-        site.reconciles("taken down");
-        site.assert_clean();
-    }
-}
-
 /// Left by many jobs without an epilogue: none of it may hide the rest.
 #[test]
 fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed() {
@@ -356,56 +343,6 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     assert_eq!(site.marked(), None);
 }
 
-#[test]
-fn a_drain_for_a_gpu_that_is_lost_stays() {
-    let mut site = Site::new("");
-    let reason = "mpsd: job 1.srv: a GPU is lost";
-    site.marker(reason, false);
-    site.reconciles(": delivered");
-    site.place.node.change(|node| drop(node.gpu.remove(0)));
-    let ran = site.mpsctl(&["undrain"]).exits(2);
-    ran.prints("stays: NVML does not list GPU");
-    assert_eq!(site.note(), ["offline", reason]);
-}
-
-#[test]
-fn a_node_with_an_administrators_note_shows_our_reason_and_comes_back_with_the_note() {
-    let site = Site::new("");
-    let memo = "new fans on Monday";
-    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
-    site.server("note", memo);
-    site.marker(reason, false);
-    site.reconciles(": delivered");
-    assert_eq!(site.note(), ["offline", reason]);
-    site.reconciles("'mpsctl undrain' lifts it");
-    let ran = site.mpsctl(&["undrain"]).ok();
-    ran.prints("lifted after a clean recheck");
-    assert_eq!(site.note(), ["free", memo]);
-    assert_eq!(site.marked(), None);
-
-    // Lifted by hand: the next run restores the note.
-    site.marker(reason, false);
-    site.reconcile();
-    assert_eq!(site.note(), ["offline", reason]);
-    site.server("state", "free");
-    site.reconcile().prints("over, it was lifted: forgotten");
-    assert_eq!(site.note(), ["free", memo]);
-}
-
-#[test]
-fn a_drain_stays_while_users_do_not_pass_to_run_dir() {
-    let site = Site::new("");
-    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
-    site.marker(reason, false);
-    site.reconciles(": delivered");
-    let undrain = || site.mpsctl(&["undrain"]);
-    chmod(&site.path("run"), 0o700);
-    undrain().exits(2).prints("does not let users pass");
-    assert_eq!(site.note(), ["offline", reason]);
-    chmod(&site.path("run"), 0o755);
-    undrain().ok().prints("lifted after a clean recheck");
-}
-
 /// An administrator has changed run_dir while the job runs.
 #[test]
 fn a_job_below_an_earlier_run_dir_is_named_and_taken_down_after_it() {
@@ -432,33 +369,6 @@ fn a_job_below_an_earlier_run_dir_is_named_and_taken_down_after_it() {
     site.reconciles("job 8.srv: gone");
     idle().ok();
     site.assert_clean();
-}
-
-#[test]
-fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
-    let mut site = Site::new("[drain]\nauto_undrain = true\n");
-    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
-    site.marker(reason, true);
-    site.server("state", "offline");
-    site.server("note", reason);
-    site.place.node.change(|node| node.nvml.init_fails = true);
-    site.reconcile().exits(2).prints(": stays: ");
-    assert_eq!(site.note(), ["offline", reason]);
-    site.place.node.change(|node| node.nvml.init_fails = false);
-    // A shared MPS that cannot be ended.
-    let id = format!("1001-{}", site.place.node.uuids()[0]);
-    let list = site
-        .place
-        .directory("run/shared")
-        .join(format!(".{id}.sharers"));
-    fs::write(&list, "no list").expect("a list");
-    site.reconcile()
-        .exits(2)
-        .prints(format!("have left something: {id}"));
-    assert_eq!(site.note(), ["offline", reason]);
-    fs::write(&list, "[]").expect("a list");
-    site.reconciles("lifted after a clean recheck");
-    assert_eq!(site.note(), ["free", ""]);
 }
 
 #[test]
@@ -505,5 +415,56 @@ fn only_root_changes_the_node() {
     ] {
         let ran = site.place.mpsctl_as(USER, args, &[]).exits(1);
         ran.complains("allowed: root").prints_nothing();
+    }
+}
+
+/// By hand, and by the timer if the site asks for that.
+#[test]
+fn a_drain_stays_while_something_is_wrong() {
+    type Change = fn(&mut Site);
+    let list = |site: &Site, text: &str| {
+        let id = format!("1001-{}", site.place.node.uuids()[0]);
+        let list = format!(".{id}.sharers");
+        fs::write(site.place.directory("run/shared").join(list), text).expect("a list");
+    };
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
+    for (why, harm, remedy) in [
+        (
+            "NVML",
+            (|site| site.place.node.change(|node| node.nvml.init_fails = true)) as Change,
+            Some((|site| site.place.node.change(|node| node.nvml.init_fails = false)) as Change),
+        ),
+        (
+            "does not let users pass",
+            |site| chmod(&site.path("run"), 0o700),
+            Some(|site| chmod(&site.path("run"), 0o755)),
+        ),
+        (
+            "NVML does not list GPU",
+            |site| site.place.node.change(|node| drop(node.gpu.remove(0))),
+            None,
+        ),
+    ] {
+        let mut site = Site::new("[drain]\nauto_undrain = true\n");
+        site.marker(reason, true);
+        site.server("state", "offline");
+        site.server("note", reason);
+        harm(&mut site);
+        for verb in ["reconcile", "undrain"] {
+            let ran = site.mpsctl(&[verb]).exits(2);
+            ran.prints(": stays: ").prints(why);
+            assert_eq!(site.note(), ["offline", reason], "{verb}");
+        }
+        let Some(remedy) = remedy else { continue };
+        remedy(&mut site);
+        // A shared MPS that cannot be ended.
+        list(&site, "no list");
+        site.reconcile()
+            .exits(2)
+            .prints("have left something: 1001-");
+        assert_eq!(site.note(), ["offline", reason]);
+        list(&site, "[]");
+        site.reconciles("lifted after a clean recheck");
+        assert_eq!(site.note(), ["free", ""]);
     }
 }

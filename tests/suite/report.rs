@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::double::node::{Counts, Node};
+use tests::double::node::Node;
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
 use tests::scarcity::{Small, alone};
@@ -74,6 +74,8 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     let server = place.pids("nvidia-cuda-mps-server")[0];
     kill(server, Signal::SIGKILL);
     tells(&place, job, "servers_lost\":[{");
+    let log = place.log(job, "mpsd.log");
+    assert_eq!(log.matches("its clients got error 806").count(), 1, "{log}");
     let culprit = place.attached(job, &["--hold", "1", "--fault"], &[]);
     let bad = culprit.pid();
     tells(&place, job, &format!("\"fatal\":[{bad}]"));
@@ -117,56 +119,6 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     assert_eq!(report(&place, &["--since", "1h"]).out, text.out);
     report(&place, &["--since", "0s"]).prints_nothing();
     report(&place, &["401.srv"]).exits(1);
-}
-
-#[test]
-fn what_the_driver_counts_of_a_gpu_stands_in_the_report_with_what_to_try() {
-    let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
-    let place = Place::with_job(node, "", "470.srv", "MPS=true", "0");
-    let began = Instant::now();
-    let held = [(); 2].map(|()| place.attached("470.srv", &["--hold", "30"], &[]));
-    // The first look, and the look after the last client has left: energy is counted only between
-    // two looks.
-    tells(&place, "470.srv", "\"busy_percent\":97");
-    drop(held);
-    tells(&place, "470.srv", "\"sm_percent\":12");
-    place.assert_ends_clean("470.srv", "a job whose use is counted");
-    let with_clients = began.elapsed();
-    let told = of(&place, "470.srv");
-    let usage = &told["said_by_user"]["usage"];
-    let gpu = &usage["gpus"][0];
-    for (found, expected) in [
-        (&usage["step_ms"], json!(250)),
-        (&usage["clients"][2], json!(2)),
-        (&gpu["busy_percent"], json!(97)),
-        (&gpu["memory_busy_percent"], json!(9)),
-        (&gpu["bandwidth_percent"], json!(6)),
-        (&gpu["memory_mib"], json!(143_771)),
-        (&told["advice"]["rule"], json!("room")),
-    ] {
-        assert_eq!(*found, expected, "{told}");
-    }
-    // The driver keeps one each 100 ms, and many from before the first client.
-    let samples = gpu["samples"].as_u64().expect("a number");
-    assert!(
-        u128::from(samples) <= with_clients.as_millis() / 100 + 5,
-        "{told}"
-    );
-    let (energy, time) = (gpu["energy_mj"].as_u64(), gpu["energy_ms"].as_u64());
-    let watts = energy.zip(time).map(|(energy, time)| energy / time);
-    assert!(
-        watts.is_some_and(|watts| (190..210).contains(&watts)),
-        "{told}"
-    );
-    let text = report(&place, &["470.srv"]);
-    for line in [
-        "GPU 0: 12 % of its multiprocessors in use, 6 % of its memory's bandwidth, 97 % of the time a kernel ran",
-        " kJ in ",
-        "\n    clients     2 ",
-        "\n  advice: 12 % busy with 2 clients: try 6, or mpsctl sweep\n",
-    ] {
-        text.prints(line);
-    }
 }
 
 /// A GPU whose driver counts nothing, and clients that end between two looks.
@@ -267,6 +219,19 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     let control = place.pids("nvidia-cuda-mps-control")[0];
     kill(control, Signal::SIGKILL);
     tells(&place, "402.srv", "daemons_lost\":[{");
+    let log = place.log("402.srv", "mpsd.log");
+    assert!(
+        log.contains("new steps and 'mpsctl exec' are refused"),
+        "{log}"
+    );
+    // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved
+    // process is gone.
+    let args = ["exec", "--job", "402.srv", "--", "true"];
+    let exec = place.mpsctl_as(USER, &args, &[]);
+    let root = place.mpsctl(&["env", "--shell", "json", "--job", "402.srv"]);
+    for ran in [exec, root] {
+        ran.exits(2).complains("it has ended");
+    }
     // Torque puts an epilogue's output into the job's error file.
     let last = format!("job 402.srv: its mpsd says: control daemon {control} died (signal 9)");
     place.end("402.srv").complains(last);
@@ -283,44 +248,13 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
 }
 
-/// `mpsd` sees it itself if the kernel tells, and Slurm's plugin notes it.
+/// Outside Slurm only `mpsd` knows of it, if the kernel tells.
 #[test]
-fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_does_not() {
-    let place = with_job("", "404.srv", "MPS=true");
-    let victim = place.attached("404.srv", &["--hold", "30"], &[]);
-    let mut well = place.attached("404.srv", &["--hold", "0.5"], &[]);
-    let killed = victim.pid();
-    tells(&place, "404.srv", &format!("\"pids\":[{killed},"));
-    drop(victim);
-    assert_eq!(well.wait(), Some(0));
-    let is_told = kernel_tells_of_ends();
-    match is_told {
-        true => tells(
-            &place,
-            "404.srv",
-            &format!("\"killed\":[{{\"pid\":{killed},\"signal\":9}}]"),
-        ),
-        false => {
-            println!("not tried here: this kernel does not tell how another process's child ended")
-        }
+fn a_client_that_a_signal_ended_stands_in_the_report() {
+    if !kernel_tells_of_ends() {
+        return println!("not tried here: this kernel tells of its own children only");
     }
-    // As the plugin does in slurmstepd; `/proc` has no such process.
-    let noted = place.job("404.srv").join("killed");
-    assert_eq!(mode(&noted), (0, 0o600));
-    assert_eq!(fs::read(&noted).expect("made with the job"), b"");
-    fs::write(&noted, format!("0 3 {killed} 9 0\n0 4 2147483646 15 0\n")).expect("notes");
-    place.assert_ends_clean("404.srv", "a job with a killed client");
-    let text = report(&place, &["404.srv"]);
-    text.prints(format!(
-        "  client {killed} (task 3 of step 0) was ended by signal 9 (SIGKILL)\n"
-    ));
-    text.prints("  task 4 of step 0 (pid 2147483646) was ended by signal 15 (SIGTERM)\n");
-    assert_eq!(text.out.matches("was ended by").count(), 2, "{text:?}");
-    if !is_told {
-        return;
-    }
-    // Outside Slurm only mpsd knows of it.
-    place.begin("405.srv", "MPS=true", "0");
+    let place = with_job("", "405.srv", "MPS=true");
     let victim = place.attached("405.srv", &["--hold", "30"], &[]);
     let killed = victim.pid();
     tells(&place, "405.srv", "\"clients\":1");
@@ -380,7 +314,9 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
     let place = Place::new(fast(1), "[reports]\nkeep = 2\n");
     for job in ["410.srv", "411.srv", "412.srv"] {
         place.begin(job, "MPS=true", "0");
-        assert_eq!(mode(&place.job(job).join("observations")), (0, 0o600));
+        for file in ["observations", "killed"] {
+            assert_eq!(mode(&place.job(job).join(file)), (0, 0o600), "{file}");
+        }
         place.assert_ends_clean(job, "a job with a report");
         std::thread::sleep(NEXT_SECOND);
     }
@@ -520,10 +456,20 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
         "{first}"
     );
     assert_eq!(first["as_before"], false, "{first}");
+    // What was taken down is not lost.
+    let page = place.mpsctl(&["metrics"]);
+    page.prints("mpsd_jobs_begun_total 1\n")
+        .prints("mpsd_jobs{state=\"left\"} 1\n");
+    page.prints("mpsd_jobs{state=\"ready\"} 0\n")
+        .lacks("mpsd_job_daemons_lost{");
     std::thread::sleep(NEXT_SECOND);
     place.node.change(|node| node.nvml.init_fails = false);
     // No mpsd has lost what root itself ended since then.
     place.end("460.srv").lacks("its mpsd says");
+    let page = place.mpsctl(&["metrics"]);
+    page.prints("mpsd_jobs_ended_total{as_before=\"false\"} 1\n");
+    page.prints("mpsd_jobs_ended_total{as_before=\"true\"} 0\n");
+    page.prints("mpsd_drains{delivered=\"false\"} 1\n");
     let told = of(&place, "460.srv");
     for key in [
         "faults",

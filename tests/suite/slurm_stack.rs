@@ -437,19 +437,6 @@ fn before_enable_only_our_file_is_missing() {
 }
 
 #[test]
-fn blanks_around_the_sign_are_read_as_slurm_does() {
-    let text = "GresTypes = gpu\nPrologFlags = Alloc,Contain\nSlurmdParameters = \"a, b\"\n";
-    let cluster = Cluster::new(text);
-    let stack = cluster.path("etc/site-stack.conf");
-    let line = format!("{text}PlugStackConfig = {}\n", stack.display());
-    cluster.write("slurm.conf", &line);
-    cluster.enable().ok();
-    assert!(stack.exists() && !cluster.path("etc/plugstack.conf").exists());
-    let ran = cluster.check().ok();
-    ran.prints("PrologFlags is Alloc,Contain: ");
-}
-
-#[test]
 fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     let cluster = Cluster::new(CONFIGLESS);
     let own =

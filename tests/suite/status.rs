@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use mpsd_core::paths::JOURNAL;
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use tests::double::Builder;
 use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
-use tests::stage::{OTHER_USER, Ran, USER, as_user};
+use tests::stage::{Ran, USER, as_user};
 
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 
@@ -34,91 +33,6 @@ fn status_in(place: &Place, job: &str, args: &[&str]) -> Ran {
 fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
     let args = ["--hold", "30", "--gpu", gpu];
     place.attached(job, &args, &[("SLURM_PROCID", rank)])
-}
-
-#[test]
-fn eight_clients_are_shown_to_their_user_and_to_root_and_so_is_the_gpu_without_one() {
-    let (place, job) = (served(fast(2), "300.srv", "0,1"), "300.srv");
-    let ranks: Vec<u64> = (0..8).collect();
-    let clients: Vec<Running> = ranks
-        .iter()
-        .map(|rank| client(&place, job, "1", &rank.to_string()))
-        .collect();
-    let pids: Vec<u64> = clients.iter().map(|client| client.pid().into()).collect();
-    let of_task = status_in(&place, job, &["--json"]);
-    let of_root = status(&place, None, &["--json"], &[]);
-    assert_eq!(of_task.json()["under_mps"]["attached"], "yes");
-    for ran in [of_task, of_root] {
-        let told = ran.ok().json();
-        let shown = &told["jobs"][0];
-        assert_eq!(shown["job"], job);
-        let idle = serde_json::json!([place.node.uuids()[0]]);
-        assert_eq!(shown["without_client"], idle, "{told}");
-        let all = shown["gpus"][1]["clients"].as_array().expect("clients");
-        let of = |key: &str| -> Vec<u64> { all.iter().filter_map(|c| c[key].as_u64()).collect() };
-        assert_eq!(of("rank"), ranks, "{told}");
-        assert_eq!(of("pid"), pids, "{told}");
-        assert_eq!(of("memory_mib").len(), 8, "{told}");
-        assert!(of("memory_mib").iter().all(|mib| *mib > 0), "{told}");
-        let is_client = |c: &Value| {
-            c["command"]
-                .as_str()
-                .is_some_and(|c| c.contains("--hold 30"))
-        };
-        assert!(all.iter().all(is_client), "{told}");
-        let daemon = &shown["daemons"][0];
-        let limits = daemon["limits"].as_array().expect("limits");
-        let holds: Vec<bool> = limits.iter().map(|limit| limit["holds"] == true).collect();
-        assert_eq!(holds, [true; 3], "{told}");
-        assert_eq!(daemon["servers"][0]["state"], "ACTIVE");
-    }
-    let text = status_in(&place, job, &[]);
-    text.prints("under MPS: yes").prints("no client uses GPU 0");
-    drop(clients);
-    place.assert_ends_clean(job, "status");
-}
-
-#[test]
-fn a_task_is_told_why_it_is_not_under_mps() {
-    let (place, job) = (served(fast(1), "301.srv", "0"), "301.srv");
-    let elsewhere = ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps");
-    let of_job = ("PBS_JOBID", job);
-    for (env, words) in [
-        (&[][..], "this is no job"),
-        (
-            &[("PBS_JOBID", "399.srv")],
-            "job 399.srv has no MPS on this node: submit it with -A MPS=true",
-        ),
-        (
-            &[("SLURM_JOB_ID", "34"), ("SLURMD_NODENAME", "n1")],
-            "job 34 has no MPS on this node: submit it with --mps; the MPS of a step that asked: mpsctl status 34.STEP",
-        ),
-        // The shell of salloc on a login node.
-        (
-            &[("SLURM_JOB_ID", "34")],
-            "on its own: srun --jobid=34 --overlap mpsctl status, after its end mpsctl report 34",
-        ),
-        (&[of_job], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
-        (
-            &[of_job, elsewhere],
-            "'/tmp/nvidia-mps', which is no daemon's of job 301.srv",
-        ),
-    ] {
-        let ran = status(&place, Some(USER), &[], env).exits(1);
-        ran.prints(words);
-    }
-    // With a job's name the question is about that job.
-    let named = |user| status(&place, Some(user), &[job], &[]);
-    named(USER).ok().prints("MPS is up");
-    named(OTHER_USER).exits(1).complains("another user's");
-    // Its daemon dies.
-    status_in(&place, job, &[]).ok();
-    kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
-    eventually("its socket is gone", || {
-        status_in(&place, job, &[]).code == Some(1)
-    });
-    status_in(&place, job, &[]).prints("outside MPS, or not at all");
-    place.assert_ends_clean(job, "status");
 }
 
 #[test]

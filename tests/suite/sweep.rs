@@ -2,7 +2,6 @@
 //! is left.
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -12,7 +11,7 @@ use tests::double::{copy_program, look};
 use tests::place::{eventually, kill};
 use tests::stage::finish;
 
-use crate::bench::{Bench, JOB};
+use crate::bench::Bench;
 
 impl Bench {
     fn usual() -> Self {
@@ -101,62 +100,6 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
     bench.assert_none_left(Duration::ZERO);
 }
 
-#[test]
-fn a_table_is_for_people() {
-    let bench = Bench::usual();
-    let simulation = bench.simulation();
-    let options = ["--clients", "1,4", "--threads", "none,100/n"];
-    let metric = ["--metric", "([0-9]+) ns/day", "--", &simulation];
-    let ran = bench.run(&[&options[..], &metric].concat()).ok();
-    let lines: Vec<&str> = ran.out.lines().collect();
-    let heads: Vec<&str> = lines[1].split_whitespace().collect();
-    assert_eq!(heads[..4], ["clients", "without", "MPS", "MPS"], "{ran:?}");
-    let cells: Vec<&str> = lines[3].split_whitespace().collect();
-    assert_eq!(cells[..4], ["4", "1,000", "3,000", "4,000"], "{ran:?}");
-    ran.prints("4 clients, MPS=true,MPS_THREADS=25: 4.0 × one after another");
-    // Not a terminal, so no bar, but a line for the job's log.
-    ran.lacks("\u{1b}").complains("4 clients, MPS: 3000.00");
-}
-
-#[test]
-fn copies_take_the_jobs_gpus_in_turn() {
-    let bench = Bench::of(2, "keep", "MPS=true");
-    let peers = bench.place.path("peers");
-    let text = format!(
-        "cd {}\nenv >$$\necho 1 x\nexec {} --node {} --hold 0.3",
-        peers.display(),
-        bench.place.node.client().display(),
-        bench.place.node.dir().display()
-    );
-    let client = bench.script("client", &text);
-    let options = ["--clients", "4", "--threads", "auto", "--metric", "x"];
-    let json = bench.json(&[&options[..], &["--", &client]].concat());
-    assert_eq!(json["gpus"], 2);
-    let percent = &row(&json, 4, Some("auto"))["percent"];
-    assert_eq!(*percent, Value::Null, "two on each GPU");
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(&peers).expect("peers").flatten() {
-        let text = fs::read_to_string(entry.path()).expect("environment");
-        let value = |name: &str| {
-            let is_it = |line: &str| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned());
-            text.lines().find_map(is_it).unwrap_or_default()
-        };
-        let pipe = value("CUDA_MPS_PIPE_DIRECTORY");
-        let under_mps = pipe.ends_with(&format!("{JOB}/pipe"));
-        assert_eq!(value("MPSD_JOB").is_empty(), !under_mps, "{text}");
-        assert!(!pipe.is_empty(), "{text}");
-        assert!(under_mps || !PathBuf::from(&pipe).exists(), "{text}");
-        let list = if under_mps { &mut with } else { &mut without };
-        list.push(value("CUDA_VISIBLE_DEVICES"));
-    }
-    for list in [&mut with, &mut without] {
-        list.sort();
-        assert_eq!(list.len(), 4, "{list:?}");
-        let on_first = list.iter().filter(|gpu| **gpu == list[0]).count();
-        assert_eq!(on_first, 2, "two on each: {list:?}");
-    }
-}
-
 /// In an exclusive mode nothing runs outside MPS, so clients are compared with one that has the GPU
 /// alone, under MPS.
 #[test]
@@ -231,28 +174,6 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
 }
 
 #[test]
-fn requests_that_tell_their_times_are_counted_by_them_and_the_table_has_their_percentile() {
-    let bench = Bench::usual();
-    let text = "for n in $(seq 99); do echo \"took 4.0 ms\"; done; echo \"took 104.0 ms\"; sleep 1";
-    let requests = bench.script("requests", text);
-    let metric = ["--metric", "took ([0-9.]+) ms", "--", &*requests];
-    let json = bench.limitless("2", &metric);
-    assert_eq!(json["unit"], "a second", "{json}");
-    // 100 requests of each take 500 ms together.
-    assert_eq!(figure(&json, 2, Some("none")), 400.0, "{json}");
-    assert_eq!(
-        row(&json, 2, Some("none"))["percentiles"][0],
-        serde_json::json!([4.0, 4.0]),
-        "{json}"
-    );
-    let options = ["--clients", "1", "--only-mps", "--threads", "none"];
-    let table = bench.run(&[&options[..], &metric].concat()).ok();
-    table
-        .prints("requests a second, all clients together")
-        .prints("99th percentile, ms");
-}
-
-#[test]
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let bench = Bench::usual();
     let failing = bench.script(
@@ -284,15 +205,6 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     one(&["--", "/nonexistent"]).prints("cannot run '/nonexistent'");
     let odd = bench.run(&["--threads", "120", "--", "/bin/true"]);
     odd.exits(2).complains("above 100");
-}
-
-#[test]
-fn megabytes_of_garbage_are_read_and_forgotten() {
-    let bench = Bench::usual();
-    let text = "head -c 4000000 /dev/urandom; echo; echo '12.5 ns/day'; head -c 3000000 /dev/zero";
-    let garbage = bench.script("garbage", text);
-    let json = bench.limitless("2", &["--metric", "ns/day", "--", &garbage]);
-    assert_eq!(figure(&json, 2, Some("none")), 25.0, "{json}");
 }
 
 /// A copy with three children: one ignores SIGTERM, one has left its session, one has left its

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 
 use tests::double::NodeDouble;
 
-use crate::cluster::doubles;
+use crate::cluster::build_doubles;
 use crate::contents::{PLUGINS, stamp};
 use crate::install::{
     distribution, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, take,
@@ -122,12 +122,9 @@ fn said_by(root: &Root) -> Vec<String> {
 
 /// The simulated node's NVML, built for this machine or the other.
 fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
+    build_doubles();
     let node = NodeDouble::builder().name("n1").gpus(2, "NVIDIA H200");
-    let node = node
-        .at(root.at(VENDOR))
-        .programs(doubles())
-        .build()
-        .unwrap();
+    let node = node.at(root.at(VENDOR)).build().unwrap();
     if let Some(library) = library {
         let place = root.at(&format!("{VENDOR}/libnvidia-ml.so.1"));
         fs::remove_file(&place).unwrap();

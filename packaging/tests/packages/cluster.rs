@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command};
 
-use tests::double::{NodeDouble, Programs};
+use tests::double::NodeDouble;
 use tests::slurm::{Record, SITE};
 
 use crate::machine::{HOST, Machine};
@@ -106,23 +106,18 @@ pub fn vendor(root: &Root) -> NodeDouble {
 }
 
 fn gpus(root: &Root, name: &str) -> NodeDouble {
+    build_doubles();
     let vendor = NodeDouble::builder().name(name).gpus(2, "NVIDIA H200");
-    let vendor = vendor
-        .at(root.at(VENDOR))
-        .programs(doubles())
-        .build()
-        .unwrap();
+    let vendor = vendor.at(root.at(VENDOR)).build().unwrap();
     open_to_all(&root.at("/opt"));
     vendor
 }
 
-pub fn doubles() -> Programs {
-    let dir = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
-    let of = || Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"));
-    of().unwrap_or_else(|_| {
+pub fn build_doubles() {
+    let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("fake-mps-control");
+    if !program.exists() {
         run(Command::new(env!("CARGO")).args(["build", "--workspace", "--lib", "--bins"]));
-        of().unwrap()
-    })
+    }
 }
 
 impl Machine {

@@ -1,4 +1,4 @@
-//! The soak: many jobs on one simulated node, several at once, with random kills. At the end nothing
+//! The soak: many jobs on a bed of one node, several at once, with random kills. At the end nothing
 //! may be different. `soak [CYCLES [AT_ONCE [SEED]]]`, by default 2,000 jobs, 16 at once. Exit 0 if
 //! nothing was lost.
 

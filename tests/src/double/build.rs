@@ -1,4 +1,4 @@
-//! Makes the directory of a simulated node.
+//! Makes the directory of a node's doubles.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,55 +11,15 @@ use tempfile::TempDir;
 
 use super::look::{self, Process};
 use super::node::{Context, Description, Faults, Gpu, MigDevice, Node, NvmlFaults, Times};
-
-#[derive(Clone, Debug)]
-pub struct Programs {
-    pub control: PathBuf,
-    pub client: PathBuf,
-    pub nvml: PathBuf,
-}
-
-impl Programs {
-    /// The programs beside the running test, in `target/<profile>`.
-    pub fn found() -> Result<Programs, String> {
-        let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
-        let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
-        let beside = parents.iter().find(|d| d.join("fake-mps-control").exists());
-        let dir =
-            beside.ok_or_else(|| format!("no fake-mps-control beside '{}'", exe.display()))?;
-        Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"))
-    }
-
-    /// From the paths that cargo tells an integration test:
-    /// `env!("CARGO_BIN_EXE_fake-mps-control")` and so on.
-    pub fn of(control: impl Into<PathBuf>, client: impl Into<PathBuf>) -> Result<Programs, String> {
-        let (control, client) = (control.into(), client.into());
-        let nvml = control.with_file_name("libnvml_stub.so");
-        if let Some(file) = [&control, &client, &nvml]
-            .into_iter()
-            .find(|file| !file.exists())
-        {
-            return Err(format!(
-                "no '{}': build the workspace first",
-                file.display()
-            ));
-        }
-        Ok(Programs {
-            control,
-            client,
-            nvml,
-        })
-    }
-}
+use crate::stage::built;
 
 #[derive(Debug)]
 pub struct Builder {
     is: Description,
     at: Option<PathBuf>,
-    programs: Option<Programs>,
 }
 
-/// A simulated node. When dropped it is removed, with every process that runs a program in its
+/// A node of doubles. When dropped it is removed, with every process that runs a program in its
 /// directory.
 #[derive(Debug)]
 pub struct NodeDouble {
@@ -129,13 +89,7 @@ impl Builder {
         self
     }
 
-    pub fn programs(mut self, programs: Programs) -> Builder {
-        self.programs = Some(programs);
-        self
-    }
-
     pub fn build(self) -> Result<NodeDouble, String> {
-        let programs = self.programs.map_or_else(Programs::found, Ok)?;
         let (dir, temporary) = match self.at {
             Some(dir) => (dir, None),
             None => {
@@ -149,7 +103,7 @@ impl Builder {
             is: self.is,
             _temporary: temporary,
         };
-        node.fill(&programs)
+        node.fill()
             .map_err(|e| format!("cannot make the node '{}': {e}", node.dir.display()))?;
         Ok(node)
     }
@@ -160,12 +114,11 @@ impl NodeDouble {
         let builder = Builder {
             is: Description::default(),
             at: None,
-            programs: None,
         };
         builder.gpus(1, "NVIDIA H200")
     }
 
-    fn fill(&self, programs: &Programs) -> std::io::Result<()> {
+    fn fill(&self) -> std::io::Result<()> {
         let mkdir = |name: &str, mode: u32| {
             let dir = self.dir.join(name);
             fs::create_dir_all(&dir)?;
@@ -176,13 +129,13 @@ impl NodeDouble {
         mkdir("state", 0o755)?;
         mkdir("state/contexts", 0o755)?;
         for (from, name) in [
-            (&programs.control, "nvidia-cuda-mps-control"),
-            (&programs.control, "nvidia-cuda-mps-server"),
-            (&programs.client, "fake-cuda-client"),
-            (&programs.nvml, "libnvidia-ml.so.1"),
+            ("fake-mps-control", "nvidia-cuda-mps-control"),
+            ("fake-mps-control", "nvidia-cuda-mps-server"),
+            ("fake-cuda-client", "fake-cuda-client"),
+            ("libnvml_stub.so", "libnvidia-ml.so.1"),
         ] {
             let to = self.dir.join(name);
-            copy_program(from, &to)?;
+            copy_program(&built(from), &to)?;
             fs::set_permissions(to, Permissions::from_mode(0o755))?;
         }
         self.write()

@@ -9,5 +9,5 @@ pub mod node;
 pub mod visible;
 pub mod wire;
 
-pub use build::{Builder, NodeDouble, Programs, copy_program, mig};
+pub use build::{Builder, NodeDouble, copy_program, mig};
 pub use frozen::{Frozen, remove_cgroup};

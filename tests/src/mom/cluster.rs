@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The jobs' user and another one. They exist only on the simulated nodes.
+/// The jobs' user and another one. They exist only on the bed's nodes.
 pub const USER: (&str, u32) = ("alice", 54321);
 pub const OTHER_USER: (&str, u32) = ("bob", 54322);
 const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";

@@ -1,4 +1,4 @@
-//! A PBS cluster of simulated nodes: what each mom does to our installed files, as recorded on
+//! A bed under PBS: what each mom does to our installed files, as recorded on
 //! OpenPBS 23.06.06 and Torque 6.1.3 (argument vectors, environments, descriptors, time limits,
 //! which processes are killed when, what an exit code means).
 //!

@@ -1,4 +1,4 @@
-//! The test's side of a simulated node.
+//! The test's side of a node of the bed.
 
 use super::wire::{Ended, Order, Run, Snapshot, variables};
 use crate::orders::Helper;

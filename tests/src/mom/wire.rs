@@ -1,4 +1,4 @@
-//! A test's orders to the agent inside a simulated node.
+//! A test's orders to the agent inside a node of the bed.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -186,7 +186,7 @@ impl Daemons for Sim {
         Ok(())
     }
 
-    /// The simulator has one process: it does what the second one would do, and can die at every
+    /// The sim has one process: it does what the second one would do, and can die at every
     /// point.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();

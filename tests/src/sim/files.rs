@@ -1,4 +1,4 @@
-//! The simulated node's files, in memory. Each change has its smallest steps, with a point after
+//! The sim's files. Each change has its smallest steps, with a point after
 //! each.
 
 use super::{Node, Sim, World};
@@ -25,7 +25,7 @@ pub fn paths() -> Paths {
     Paths::new("/run/mpsd", "/var/lib/mpsd")
 }
 
-/// A lock of the simulated node. A worker that took it twice would wait for itself.
+/// A lock of the sim. A worker that took it twice would wait for itself.
 struct Lock {
     path: PathBuf,
     world: Node,

@@ -1,4 +1,4 @@
-//! A bed whose nodes are simulated: each has its own doubles of NVIDIA's programs and its own GPUs.
+//! A bed whose nodes have doubles of NVIDIA's programs and GPUs, each its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tests::double::look::{self, wait_until};
-use tests::double::{Builder, NodeDouble, Programs, copy_program};
+use tests::double::{Builder, NodeDouble, copy_program};
 use tests::place::kill;
 use tests::stage::chmod;
 
@@ -100,14 +100,8 @@ impl Bench {
         Some(bench)
     }
     pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Arc<Bench> {
-        let [control, client] = [
-            env!("CARGO_BIN_EXE_fake-mps-control"),
-            env!("CARGO_BIN_EXE_fake-cuda-client"),
-        ];
-        let programs = Programs::of(control, client).unwrap();
         let dir = directory();
-        let at = dir.path().join("node");
-        let builder = NodeDouble::builder().programs(programs).at(at);
+        let builder = NodeDouble::builder().at(dir.path().join("node"));
         let node = change(builder).build().unwrap();
         let gpus = node.uuids().into_iter();
         let [client, of_node] =

@@ -32,13 +32,6 @@ fn without_a_server_it_takes_no_time() {
 }
 
 #[test]
-fn an_unknown_word_after_it_is_ignored() {
-    let mut daemon = Daemon::new();
-    assert_eq!(daemon.say("quit -x").code(), 0);
-    daemon.ends();
-}
-
-#[test]
 fn right_after_start_server_it_ends_all_the_same() {
     let mut daemon = Daemon::new();
     daemon.say(&format!("start_server -uid {USER}"));
@@ -104,16 +97,6 @@ fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
     );
     assert_eq!(quit.finish(PATIENCE).code(), 0);
     assert_eq!(client.finish().error(), None);
-    daemon.ends();
-}
-
-#[test]
-fn commands_after_it_in_the_same_session_are_still_answered() {
-    let mut daemon = Daemon::new();
-    daemon.start_server();
-    let get = "get_default_active_thread_percentage";
-    let ended = daemon.say(&format!("{get}\nquit\n{get}"));
-    assert_eq!(ended.out, "100.0\n100.0\n");
     daemon.ends();
 }
 

@@ -2,11 +2,9 @@
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, process, wait_until};
-use tests::double::visible::multiprocessors;
 use tests::place::kill;
 
 use crate::bench::{Bench, Daemon, PATIENCE};
-use crate::client::of_first_gpu;
 use crate::processes::{STRANGER, USER};
 
 #[test]
@@ -105,33 +103,6 @@ fn the_server_logs_the_limits_that_it_applies() {
             "Server Priority set to 0".to_owned(),
         ]
     );
-}
-
-#[test]
-fn a_running_server_can_be_given_other_limits() {
-    let bench = Bench::new();
-    let daemon = bench.daemon();
-    let server = daemon.start_server();
-    for (command, answer) in [
-        (format!("get_active_thread_percentage {server}"), "100.0\n"),
-        (
-            format!("set_active_thread_percentage {server} 60"),
-            "60.0\n",
-        ),
-        (
-            format!("set_active_thread_percentage {server} abc"),
-            "60.0\n",
-        ),
-        (format!("get_active_thread_percentage {server}"), "60.0\n"),
-        (format!("set_device_pinned_mem_limit {server} 0 2G"), ""),
-        (format!("get_device_pinned_mem_limit {server} 0"), "2G\n"),
-        (format!("get_device_pinned_mem_limit {server} 1"), ""),
-    ] {
-        daemon.say(&command).answers(answer);
-    }
-    let outcome = daemon.client().run();
-    let expected = multiprocessors(bench.gpus[0].sms, 60.0);
-    assert_eq!(of_first_gpu(outcome.record(), "sms"), u64::from(expected));
 }
 
 #[test]

@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use nix::sys::stat::{Mode, umask};
 use tests::double::look::{alive, wait_until};
 use tests::stage::chmod;
 
@@ -53,18 +52,6 @@ fn foreground_answers_within_a_second_and_makes_these_files() {
     );
     let pid = fs::read_to_string(daemon.pipe.join("nvidia-cuda-mps-control.pid")).unwrap();
     assert_eq!(pid, daemon.pid().to_string());
-}
-
-#[test]
-fn umask_narrows_the_privileged_socket_alone() {
-    let mut daemon = Bench::new().directories();
-    let narrow = || {
-        umask(Mode::from_bits_truncate(0o077));
-        Ok(())
-    };
-    // SAFETY: umask is safe to call between fork and exec.
-    daemon.start_so(&[], |command| unsafe { command.pre_exec(narrow) });
-    assert_eq!(modes(&daemon)[..4], [0o666, 0o666, 0o700, 0o777]);
 }
 
 #[test]
@@ -203,16 +190,6 @@ fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
 }
 
 #[test]
-fn a_missing_log_directory_is_only_a_warning() {
-    let mut daemon = Bench::new().directories();
-    daemon.log = "/nonexistent/log".into();
-    daemon.start(&[]);
-    daemon.logs(
-        "Failed writing log files to directory [/nonexistent/log]. No logs will be available.",
-    );
-}
-
-#[test]
 fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_and_does_not_say_why() {
     let bench = Bench::new();
     for (length, works) in [(85, true), (90, false)] {
@@ -234,28 +211,6 @@ fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_and_does_not_say_why()
 }
 
 #[test]
-fn help_lists_the_options_and_an_unknown_one_gets_it_too() {
-    let bench = Bench::new();
-    let help = bench.control(USER, &["-h"], &[], "");
-    assert_eq!(help.code(), 0);
-    for option in [
-        "-h,--help",
-        "-d,--daemon",
-        "-f,--forground",
-        "-M,--multiuser-server",
-    ] {
-        assert!(help.out.contains(option), "{}", help.out);
-    }
-    let unknown = bench.control(USER, &["--bogus"], &[], "");
-    assert_eq!(unknown.code(), 0);
-    assert!(
-        unknown.out.starts_with("Unrecognized option"),
-        "{unknown:?}"
-    );
-    assert!(unknown.out.contains("start_server -uid <user id>"));
-}
-
-#[test]
 fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
     let mut daemon = Daemon::new();
     let server = daemon.start_server();
@@ -266,13 +221,4 @@ fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
     assert_eq!(status.signal(), Some(Signal::SIGTERM as i32));
     assert!(wait_until(second, || !alive(server)), "its server stays");
     assert_eq!(daemon.files(), FILES);
-}
-
-#[test]
-fn missing_directories_are_made_where_the_user_may_and_the_pipe_is_open_to_everybody() {
-    let mut daemon = Bench::new().directories();
-    daemon.pipe = daemon.pipe.join("made");
-    daemon.log = daemon.log.join("made");
-    daemon.start(&[]);
-    assert_eq!((mode(&daemon.pipe), mode(&daemon.log)), (0o777, 0o700));
 }

@@ -9,8 +9,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -18,7 +17,7 @@ use tests::double::copy_program;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast, kill, resident_kb};
+use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script};
 
@@ -112,41 +111,6 @@ fn a_symlink_in_the_jobs_directory_is_not_followed() {
 }
 
 #[test]
-fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
-    for round in 0..6 {
-        let place = served("81.srv");
-        let (dir, look) = treasure(&place);
-        let before = look();
-        let pipe = place.job("81.srv").join("pipe");
-        let [inner, link, spare] = ["inner", "link", "spare"].map(|name| pipe.join(name));
-        for n in 0..200 {
-            fs::create_dir_all(inner.join(format!("{n}"))).expect("directory");
-        }
-        symlink(&dir, &link).expect("symlink");
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    for (from, to) in [
-                        (&inner, &spare),
-                        (&link, &inner),
-                        (&inner, &link),
-                        (&spare, &inner),
-                    ] {
-                        let _ = fs::rename(from, to);
-                    }
-                }
-            });
-            let end = place.torque_end("81.srv");
-            stop.store(true, Ordering::Relaxed);
-            end.ok();
-        });
-        assert_eq!(look(), before, "round {round}");
-        place.assert_ends_clean("81.srv", "swapping");
-    }
-}
-
-#[test]
 fn planted_pids_and_sockets_get_nobody_killed() {
     let place = served("82.srv");
     let mut bystander = bystander(Path::new("/bin/sleep"), &[]);
@@ -230,53 +194,6 @@ fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     away.arg(job.join("pipe")).arg(job.join("elsewhere"));
     assert_ne!(finish(away).code, Some(0));
     place.assert_ends_clean("84.srv", "a stranger");
-}
-
-#[test]
-fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
-    let place = served("85.srv");
-    let mpsd = place.pids("mpsd")[0];
-    let log = place.job("85.srv").join("log");
-    let control = fs::OpenOptions::new()
-        .append(true)
-        .open(log.join("control.log"));
-    let mut control = control.expect("control.log");
-    let before = resident_kb(mpsd);
-    // 24 MB without the end of a line, then text that looks like events, with escapes and invalid
-    // bytes.
-    for _ in 0..24 {
-        control.write_all(&vec![b'x'; 1 << 20]).expect("write");
-    }
-    let events =
-        b"\n[x] Failed to start server \x1b]0;owned\x07\x1b[2J\xff\xfe\n[x] Server 1 exited with status 7\n";
-    control.write_all(events).expect("write");
-    let seen = || fs::read(log.join("mpsd.log")).unwrap_or_default();
-    eventually("mpsd reads it all", || {
-        String::from_utf8_lossy(&seen()).contains("status 7")
-    });
-    let text = seen();
-    assert!(text.len() < 4096, "{} bytes", text.len());
-    let is_plain =
-        text.iter().all(|b| *b >= b' ' || *b == b'\n') && std::str::from_utf8(&text).is_ok();
-    assert!(is_plain, "{:?}", String::from_utf8_lossy(&text));
-    let grown = resident_kb(mpsd) - before;
-    assert!(grown < 4096, "{grown} kB more than {before}");
-    place.assert_ends_clean("85.srv", "a hostile log");
-}
-
-#[test]
-fn stopped_processes_do_not_stop_the_epilogue() {
-    let place = served("89.srv");
-    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
-        kill(pid, Signal::SIGSTOP);
-    }
-    let began = Instant::now();
-    place.assert_ends_clean("89.srv", "all three stopped");
-    assert!(
-        began.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        began.elapsed()
-    );
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Onlooker {
 }
 
 impl Onlooker {
-    /// Looks at these simulated nodes before the job, and continues to look at them and the bed.
+    /// Looks at the doubles of these nodes before the job, and continues to look at them and the bed.
     pub fn start(bed: Arc<Bed>, doubles: Vec<PathBuf>) -> Onlooker {
         let over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&over);

@@ -1,4 +1,4 @@
-//! What this machine has, real GPUs or simulated nodes; and what was seen of the job there, against
+//! What this machine has, real GPUs or doubles; and what was seen of the job there, against
 //! its request.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -20,7 +20,7 @@ use self::attach::Running;
 #[derive(Debug, Parser)]
 #[command(name = "fake-cuda-client")]
 pub struct Options {
-    /// The simulated node
+    /// The directory of the node's doubles
     #[arg(long)]
     node: PathBuf,
     /// Open a context on this visible GPU only

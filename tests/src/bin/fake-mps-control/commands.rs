@@ -78,10 +78,6 @@ impl Daemon {
                 format!("{}\n", self.settings.threads_text())
             }
             "get_default_active_thread_percentage" => format!("{}\n", self.settings.threads_text()),
-            "set_active_thread_percentage" => {
-                self.of_server(word(0), &format!("THREADS {}", word(1)))
-            }
-            "get_active_thread_percentage" => self.of_server(word(0), "THREADS"),
             "set_default_device_pinned_mem_limit" => {
                 self.log
                     .control(&format!("{name} {} {}.", word(0), word(1)));
@@ -98,12 +94,6 @@ impl Daemon {
                     String::new()
                 }
             },
-            "set_device_pinned_mem_limit" => {
-                self.of_server(word(0), &format!("MEMORY {} {}", word(1), word(2)))
-            }
-            "get_device_pinned_mem_limit" => {
-                self.of_server(word(0), &format!("MEMORY {}", word(1)))
-            }
             "set_default_client_priority" => self.set_priority(word(0)),
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
             _ => format!("Unknown command \"{name}\"\n"),

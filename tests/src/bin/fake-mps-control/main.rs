@@ -1,6 +1,6 @@
 //! A double of `nvidia-cuda-mps-control` and, under that name, of `nvidia-cuda-mps-server`: as
 //! recorded of driver 580, with its texts, exit codes and times. A `node.toml` is in its directory,
-//! that of a simulated node.
+//! that of a node's doubles.
 
 mod clients;
 mod commands;
@@ -18,8 +18,6 @@ use std::process::ExitCode;
 
 use tests::double::node::Node;
 
-const USAGE: &str = include_str!("usage.txt");
-
 fn main() -> ExitCode {
     if let Some(ended) = hang::as_told() {
         return ended;
@@ -35,26 +33,10 @@ fn main() -> ExitCode {
     if exe.ends_with("nvidia-cuda-mps-server") {
         return server::run(node);
     }
-    let (mut foreground, mut background) = (false, false);
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "-f" | "--forground" => foreground = true,
-            "-d" | "--daemon" => background = true,
-            "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
-            "-h" | "--help" => {
-                print!("{}", USAGE);
-                return ExitCode::SUCCESS;
-            }
-            option if option.starts_with('-') => {
-                print!("Unrecognized option  \n{}", USAGE);
-                return ExitCode::SUCCESS;
-            }
-            _ => {}
-        }
-    }
-    match (foreground, background) {
-        (true, _) => start::foreground(node),
-        (false, true) => start::background(node),
-        (false, false) => session::run(),
+    match std::env::args().nth(1).as_deref() {
+        Some("-f") => start::foreground(node),
+        Some("-d") => start::background(node),
+        None => session::run(),
+        Some(other) => panic!("no test needs '{other}'"),
     }
 }

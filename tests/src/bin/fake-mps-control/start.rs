@@ -87,21 +87,6 @@ fn log_directory() -> PathBuf {
 /// The checks before it makes anything, in the recorded order of their messages.
 fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     let pipe = wire::pipe_directory();
-    let logs = log_directory();
-    if fs::create_dir(&logs).is_ok() {
-        let _ = fs::set_permissions(&logs, Permissions::from_mode(0o700));
-    }
-    if nix::unistd::access(&logs, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
-        let warning = format!(
-            "Warning: Failed writing log files to directory [{}]. No logs will be available.",
-            logs.display()
-        );
-        println!("{warning}");
-    }
-    // Recorded: it makes a missing directory, if the user may, open to all under any umask.
-    if fs::create_dir(&pipe).is_ok() {
-        let _ = fs::set_permissions(&pipe, Permissions::from_mode(0o777));
-    }
     if nix::unistd::access(&pipe, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
         println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", pipe.display());
         return Err(ExitCode::FAILURE);

@@ -1,4 +1,4 @@
-//! One simulated node of a PBS cluster: its own files, host name and process numbers, and an agent
+//! One node of a bed under PBS: its own files, host name and process numbers, and an agent
 //! inside that starts programs exactly as a mom does.
 //!
 //! `mom-node node DIR NAME` makes the namespaces, `mom-node init DIR NAME` is process 1 in them,

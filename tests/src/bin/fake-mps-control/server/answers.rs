@@ -33,8 +33,6 @@ impl Server {
             (["STATUS"], _) => format!("{}\n", self.status()),
             (["CLIENTS"], _) => self.attached().map(|(pid, _)| format!("{pid}\n")).collect(),
             (["PS"], _) => self.ps(),
-            (["THREADS", rest @ ..], _) => self.threads(rest),
-            (["MEMORY", rest @ ..], _) => self.memory(rest),
             _ => String::new(),
         };
         let _ = wire::send(&self.control, format!("={answer}").as_bytes());
@@ -109,31 +107,6 @@ impl Server {
             return text;
         }
         row(["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]) + &text
-    }
-
-    fn threads(&mut self, words: &[&str]) -> String {
-        if let [new] = words
-            && self.settings.set_threads(new)
-        {
-            self.log_threads();
-        }
-        format!("{}\n", self.settings.threads_text())
-    }
-
-    fn memory(&mut self, words: &[&str]) -> String {
-        match words {
-            [device, value] => {
-                self.settings.set_memory(device, value);
-                self.log_memory(device, value);
-                String::new()
-            }
-            [device] => self
-                .settings
-                .memory_text(device)
-                .map(|v| format!("{v}\n"))
-                .unwrap_or_default(),
-            _ => String::new(),
-        }
     }
 }
 
