@@ -41,7 +41,7 @@ impl Section {
 
     /// Records times in milliseconds, and how much they vary.
     pub fn times(&mut self, key: &str, values: &[f64]) {
-        self.fact(key, list(values));
+        self.fact(key, values.to_vec());
         self.fact(&format!("{key}_spread"), spread(values));
     }
 
@@ -160,10 +160,6 @@ pub fn median(values: &[f64]) -> f64 {
 
 pub fn hundredths(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
-}
-
-pub fn list(values: &[f64]) -> Value {
-    values.to_vec().into()
 }
 
 fn now() -> Result<String> {
