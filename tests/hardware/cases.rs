@@ -304,14 +304,10 @@ const PAIRS: &[Side] = &[
 ];
 const PAIRS_RATIOS: &[Ratio] = &[
     Ratio {
-        goal: Some(1.04),
         most: &[(0, 1.15)],
         ..ratio("prologue_times_the_floor", (1, BEGIN), (0, BEGIN))
     },
-    Ratio {
-        goal: Some(1.15),
-        ..ratio("epilogue_times_the_floor", (1, END), (0, END))
-    },
+    ratio("epilogue_times_the_floor", (1, END), (0, END)),
     ratio("prologue_before_times_the_floor", (4, BEGIN), (0, BEGIN)),
     ratio("epilogue_before_times_the_floor", (4, END), (0, END)),
 ];

@@ -219,8 +219,8 @@ impl Dynamics {
     fn prepare(scene: &mut Scene<'_>) -> Result<Option<Self>> {
         let run = scene.run;
         let python = site::python().ok();
-        let python = python.filter(|python| wheels(run, python).unwrap_or(false));
-        let Some(python) = python else {
+        let installed = python.as_deref().map(|python| wheels(run, python));
+        let (Some(python), Some(true)) = (python, installed.transpose()?) else {
             let why = "no wheels in the package, or no python3 in PATH";
             scene.section.fact("openmm_left_out", why);
             return Ok(None);

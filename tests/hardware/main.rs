@@ -134,8 +134,9 @@ fn run(options: Options) -> Result<bool> {
             runner::carry_out(case, section, &run)
         })?;
     }
-    run.keep("hardware.toml", &outcome.toml()?)?;
-    println!("{}", outcome.text());
+    let result = outcome.toml()?;
+    run.keep("hardware.toml", &result)?;
+    println!("{result}\n{}", outcome.failures());
     Ok(outcome.counts().1 == 0)
 }
 

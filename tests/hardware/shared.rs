@@ -35,14 +35,8 @@ struct Way {
     array: bool,
 }
 
-const SHARED: &str = "shared";
-const AS_RANKS: &str = "ranks of one job";
-/// How a picture names the columns.
-const NAMES: [(&str, &str); 3] = [
-    ("of its own", "one for each job"),
-    (SHARED, "shared by the jobs"),
-    (AS_RANKS, "for the ranks of one job"),
-];
+const SHARED: &str = "shared by the jobs";
+const AS_RANKS: &str = "for the ranks of one job";
 
 const fn way(share: Option<&'static str>, words: &'static str, array: bool) -> Way {
     Way {
@@ -54,7 +48,7 @@ const fn way(share: Option<&'static str>, words: &'static str, array: bool) -> W
 
 const WAYS: [Way; 4] = [
     way(None, "", true),
-    way(Some("of its own"), "--mps=own", true),
+    way(Some("one for each job"), "--mps=own", true),
     way(Some(SHARED), "--mps --mps-threads=auto", true),
     way(Some(AS_RANKS), "--mps --mps-threads=auto", false),
 ];
@@ -175,7 +169,7 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
         let is_so = (part - 1.0).abs() <= AS_ONE;
         scene.section.check(name, is_so, format!("{part:.3} of it"));
     }
-    let mut outcome = Outcome {
+    let outcome = Outcome {
         unit: "ns/day".into(),
         time_unit: None,
         gpus: 1,
@@ -189,15 +183,6 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
     let mut told = serde_json::to_value(&outcome)?;
     told["title"] = title.as_str().into();
     scene.keep_json("shared", &told)?;
-    for threads in outcome
-        .rows
-        .iter_mut()
-        .filter_map(|row| row.threads.as_mut())
-    {
-        if let Some((_, name)) = NAMES.iter().find(|(column, _)| column == threads) {
-            *threads = (*name).to_owned();
-        }
-    }
     scene.run.keep("shared.svg", &plot::svg(&outcome, &title))
 }
 

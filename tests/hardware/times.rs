@@ -101,8 +101,6 @@ pub struct Ratio {
     pub fact: &'static str,
     pub of: Part,
     pub by: Part,
-    /// The goal, that fails no check.
-    pub goal: Option<f64>,
     /// The GPUs of a machine (zero: any), and the most that is allowed there.
     pub most: &'static [(usize, f64)],
     /// It may also be as high as this one: NVIDIA's own programs take turns too.
@@ -119,7 +117,6 @@ pub const fn ratio(fact: &'static str, of: Part, by: Part) -> Ratio {
         fact,
         of,
         by,
-        goal: None,
         most: &[],
         or: None,
     }
@@ -171,9 +168,6 @@ impl Scene<'_> {
         let at = |of: Part, by: Part| medians[of.0][of.1] / medians[by.0][by.1];
         let seen = rounded(at(ratio.of, ratio.by));
         self.section.fact(ratio.fact, seen);
-        if let Some(goal) = ratio.goal {
-            self.section.fact(&format!("{}_goal", ratio.fact), goal);
-        }
         let floor = ratio.or.map_or(0.0, |(of, by)| at(of, by) * NOISE);
         let gpus = self.run.gpus.len();
         for (_, most) in ratio.most.iter().filter(|(of, _)| [0, gpus].contains(of)) {
