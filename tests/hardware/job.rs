@@ -234,7 +234,7 @@ impl<'a> Job<'a> {
 
     fn inside<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         match &self.cgroup {
-            Some(cgroup) => within(&cgroup.job, work),
+            Some(cgroup) => within(&cgroup.0, work),
             None => work(),
         }
     }
@@ -294,17 +294,14 @@ pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
 
 /// A cgroup for a job's clients, with the name that Torque's mom gives it.
 #[derive(Debug)]
-struct Cgroup {
-    top: PathBuf,
-    job: PathBuf,
-}
+struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn make(id: &str) -> Result<Self> {
         let top = own_cgroup().context("this machine has no writable cgroup hierarchy")?;
-        let job = top.join("torque").join(id);
-        fs::create_dir_all(&job)?;
-        Ok(Self { top, job })
+        let own = Self(top.join("torque").join(id));
+        fs::create_dir_all(&own.0)?;
+        Ok(own)
     }
 }
 
@@ -312,9 +309,9 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // The kernel counts a process that was just collected for a moment.
         let every = Duration::from_millis(20);
-        let _ = child::until(PROGRAM / 30, every, || fs::remove_dir(&self.job).is_ok());
-        for group in [&self.top.join("torque"), &self.top] {
-            let _ = fs::remove_dir(group);
+        let _ = child::until(PROGRAM / 30, every, || fs::remove_dir(&self.0).is_ok());
+        for above in self.0.ancestors().skip(1).take(2) {
+            let _ = fs::remove_dir(above);
         }
     }
 }

@@ -40,21 +40,25 @@ struct Waste {
 struct Load {
     order: Order,
     clients: usize,
-    blocks: u32,
-    memory_mib: u64,
+    work: Work,
 }
 
 const fn load(id: &'static str, account: &'static str, clients: usize, blocks: u32) -> Load {
-    Load {
-        order: Order::new(id, account),
-        clients,
+    let order = Order::new(id, account);
+    let work = Work {
         blocks,
-        memory_mib: 0,
+        ..Work::new(UP, COUNT)
+    };
+    Load {
+        order,
+        clients,
+        work,
     }
 }
 
-const fn holding(memory_mib: u64, load: Load) -> Load {
-    Load { memory_mib, ..load }
+const fn holding(memory_mib: u64, mut load: Load) -> Load {
+    load.work.memory_mib = memory_mib;
+    load
 }
 
 const WASTES: [Waste; 5] = [
@@ -117,7 +121,7 @@ fn one(scene: &mut Scene<'_>, number: usize, waste: &Waste) -> Result<String> {
     }
     let before = sum(clients)?;
     if waste.rule == "memory" {
-        let too_much = waste.after.context("what was advised")?.memory_mib;
+        let too_much = waste.after.context("what was advised")?.work.memory_mib;
         let load = Load {
             clients: 1,
             ..holding(too_much, waste.before)
@@ -179,9 +183,8 @@ fn followed(scene: &mut Scene<'_>, waste: &Waste, before: f64, after: Load) -> R
 
 fn start(job: &Job<'_>, load: Load, seconds: f64) -> Result<Vec<Running>> {
     let work = Work {
-        blocks: load.blocks,
-        memory_mib: load.memory_mib,
-        ..Work::new(UP, seconds)
+        seconds,
+        ..load.work
     };
     job.load(load.clients, &work)
 }

@@ -151,8 +151,9 @@ fn steps(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
     let done = scene.steps(case.steps);
     let ended = scene.end_slurm(done.is_err());
     drop(scene);
-    fs::remove_dir_all(home)?;
-    done.and(ended)
+    let removed = fs::remove_dir_all(home);
+    done.and(ended)?;
+    Ok(removed?)
 }
 
 impl<'a> Scene<'a> {
