@@ -1,4 +1,4 @@
-//! What a case does beyond the steps of the table: questions to NVIDIA's daemon and to `mpsctl`, and
+//! What a case does beyond the steps of the table: it asks NVIDIA's daemon and `mpsctl`, and judges
 //! their answers.
 
 use std::fs;
