@@ -9,12 +9,13 @@ use std::time::Duration;
 use ::tests::child;
 use ::tests::scripts::batch::Place;
 use ::tests::scripts::{Outcome, Script};
-use ::tests::slurm::{Bed, Options, Process, User, processes};
+use ::tests::slurm::{Gpus, Options, Process, processes};
 use anyhow::{Context as _, Result};
 
-use crate::result::Section;
+use crate::job;
+use crate::runner::Scene;
 use crate::site::{self, Run};
-use crate::{job, slurm};
+use crate::slurm::one_gpu;
 
 macro_rules! case {
     ($name:literal, $under_mps:literal) => {
@@ -43,30 +44,29 @@ const ENDS: Duration = Duration::from_secs(120);
 /// Where NVIDIA's daemon keeps its pipes if nobody says where.
 const DEFAULT_PIPES: &str = "/tmp/nvidia-mps";
 
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let bin = programs(run)?;
+pub fn scripts(scene: &mut Scene<'_>) -> Result<()> {
+    let bin = programs(scene.run)?;
     let had_pipes = Path::new(DEFAULT_PIPES).exists();
-    slurm::on_bed(section, run, options(run), |section, bed, user| {
-        // Read at each job.
-        job::configure(&run.place, AUTO)?;
-        for (name, text, under_mps) in CASES {
-            let script = Script::parse(name, text)?;
-            let sides = SIDES.map(|side| one(run, bed, user, &bin, &script, side));
-            let [without, auto] = sides;
-            compare(section, &script, &without?, &auto?, under_mps)?;
-            if !had_pipes {
-                let _ = fs::remove_dir_all(DEFAULT_PIPES);
-            }
+    // Read at each job.
+    job::configure(&scene.run.place, AUTO)?;
+    for (name, text, under_mps) in CASES {
+        let script = Script::parse(name, text)?;
+        let [without, auto] = SIDES.map(|side| one(scene, &bin, &script, side));
+        compare(scene, &script, &without?, &auto?, under_mps)?;
+        if !had_pipes {
+            let _ = fs::remove_dir_all(DEFAULT_PIPES);
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Two nodes with the same GPU: one without the plugin, and one of a partition with `auto`.
-fn options(run: &Run) -> Options {
+pub fn two_nodes(run: &Run) -> Options {
     let [(plain, _), (node, partition)] = SIDES;
     Options {
         nodes: SIDES.len(),
+        cpus: 8,
+        gpus: Gpus::Real(Vec::new()),
         gres: Some("gpu:1".into()),
         gres_conf: Some(format!(
             "AutoDetect=off\nName=gpu File=/dev/nvidia{}\n",
@@ -78,7 +78,7 @@ fn options(run: &Run) -> Options {
         partition_lines: vec![format!(
             "PartitionName={partition} Nodes={node} MaxTime=10 State=UP"
         )],
-        ..slurm::options(Vec::new())
+        ..one_gpu(run)
     }
 }
 
@@ -104,44 +104,42 @@ fn programs(run: &Run) -> Result<PathBuf> {
 }
 
 fn one(
-    run: &Run,
-    bed: &Bed,
-    user: &User,
+    scene: &Scene<'_>,
     bin: &Path,
     script: &Script,
     (node, partition): (&str, &str),
 ) -> Result<Outcome> {
+    let (bed, user) = scene.bed()?;
     let place = Place {
-        bed,
-        user: user.clone(),
+        bed: &bed,
+        user,
         node: node.into(),
         bin: bin.into(),
-        gpus: vec![run.gpu().uuid.clone()],
+        gpus: vec![scene.run.gpu().uuid.clone()],
         plain: node == SIDES[0].0,
         words: format!("-p {partition} --gres=gpu:1"),
     };
     let outcome = place.submit(script)?.outcome(ENDS)?;
     // A daemon that a script told to quit ends a moment later, and the next script is not to meet
     // it.
-    child::until(Duration::from_secs(15), Duration::from_millis(100), || {
-        !daemon_runs()
-    })?;
+    let is_daemon = |process: &Process| process.name.starts_with("nvidia-cuda-mps");
+    let none_runs = || !processes().iter().any(is_daemon);
+    child::until(
+        Duration::from_secs(15),
+        Duration::from_millis(100),
+        none_runs,
+    )?;
     Ok(outcome)
 }
 
-fn daemon_runs() -> bool {
-    let is_daemon = |process: &Process| process.name.starts_with("nvidia-cuda-mps");
-    processes().iter().any(is_daemon)
-}
-
 fn compare(
-    section: &mut Section,
+    scene: &mut Scene<'_>,
     script: &Script,
     without: &Outcome,
     auto: &Outcome,
     under_mps: usize,
 ) -> Result<()> {
-    let name = &script.name;
+    let (name, section) = (&script.name, &mut *scene.section);
     section.fact(&format!("{name}_without_us"), without.story());
     let same = script.check_auto(without, auto);
     let seen = match &same {

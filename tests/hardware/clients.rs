@@ -1,15 +1,16 @@
 //! CUDA clients: several `mps-probe` at once, and what they report outside MPS and under a daemon
 //! that was started by hand.
 
-use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
 use ::tests::child::{self, Ran, Running};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::job::Job;
 use crate::result::Section;
+use crate::runner::PROGRAM;
 use crate::site::{self, Place, Run};
 
 /// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 %
@@ -50,7 +51,6 @@ impl Limits {
 #[derive(Debug, Clone)]
 pub struct Client {
     pub code: Option<i32>,
-    pub complaint: String,
     pub report: Value,
 }
 
@@ -60,10 +60,8 @@ impl Client {
     }
 
     pub fn sms(&self) -> Result<u64> {
-        match self.number("sms") {
-            Some(sms) => Ok(sms),
-            None => bail!("the probe saw no multiprocessors: {}", self.report),
-        }
+        let none = || format!("the probe saw no multiprocessors: {}", self.report);
+        self.number("sms").with_context(none)
     }
 
     pub fn word(&self, key: &str) -> &str {
@@ -71,57 +69,46 @@ impl Client {
     }
 }
 
-/// Starts `count` clients with the limits and a rank each, waits until all have reported, calls
-/// `look`, and judges them.
-pub fn at_once<T>(
-    section: &mut Section,
-    place: &Place,
-    env: &BTreeMap<String, String>,
-    (count, limits): (usize, &Limits),
-    look: impl FnOnce() -> Result<T>,
-) -> Result<(Vec<Client>, T)> {
-    let probe = place.staged("mps-probe")?;
+/// Starts so many clients with the limits and a rank each, waits until all have reported, looks at
+/// what nvidia-smi lists, and judges them.
+pub fn at_once(section: &mut Section, place: &Place, job: &Job<'_>, limits: &Limits) -> Result<()> {
+    let (probe, env) = (place.staged("mps-probe")?, job.environment()?);
     let start = |rank: usize| {
-        let mut command = place.as_user(&probe, env);
+        let mut command = place.as_user(&probe, &env);
         command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        Running::start(
-            command.args(limits.probe_options()).args(["--hold", "2"]),
-            "",
-        )
+        command.args(limits.probe_options()).args(["--hold", "2"]);
+        Running::start(&mut command, "")
     };
-    let started: Vec<Running> = (0..count).map(start).collect::<Result<_>>()?;
+    let started: Vec<Running> = (0..CLIENTS).map(start).collect::<Result<_>>()?;
     let has_said = |client: &Running| client.stdout_so_far().ends_with('\n');
     let is_done = |client| has_said(client) || !child::alive(client.pid());
     let all = || started.iter().all(is_done);
-    if !child::until(Duration::from_secs(60), Duration::from_millis(20), all)? {
-        bail!("not all {count} clients reported within 60 s")
-    }
-    let seen = look()?;
+    let have_all = child::until(PROGRAM, Duration::from_millis(20), all)?;
+    ensure!(have_all, "not all {CLIENTS} clients reported in time");
+    let apps = "--query-compute-apps=pid,process_name --format=csv,noheader";
+    let apps = site::smi(&apps.split(' ').collect::<Vec<_>>())?;
     let ended = started.into_iter();
-    let ended = ended.map(|client| client.finish(Duration::from_secs(120)));
-    let clients = ended
-        .map(|ran| read(ran?))
-        .collect::<Result<Vec<Client>>>()?;
+    let clients = ended.map(|client| read(client.finish(PROGRAM * 2)?));
+    let clients = clients.collect::<Result<Vec<Client>>>()?;
     judge(section, &clients, limits);
-    if let Some(client) = clients.first() {
-        section.fact("first_client", client.report.to_string());
-    }
-    Ok((clients, seen))
+    section.fact("first_client", clients[0].report.to_string());
+    let is_listed = |client: &&Client| {
+        let pid = format!("{},", client.report["pid"]);
+        apps.lines().any(|line| line.starts_with(&pid))
+    };
+    let listed = clients.iter().filter(is_listed).count();
+    let name = "clients that nvidia-smi lists while they run";
+    section.equal(name, &listed, &CLIENTS);
+    Ok(())
 }
 
 pub fn alone(command: &mut Command) -> Result<Client> {
-    read(child::run(command, "", Duration::from_secs(60))?)
+    read(child::run(command, "", PROGRAM)?)
 }
 
 fn read(ran: Ran) -> Result<Client> {
-    let line = ran.stdout.lines().next().unwrap_or("");
-    let report =
-        serde_json::from_str(line).with_context(|| format!("no report: {}", ran.story()))?;
-    Ok(Client {
-        code: ran.code,
-        complaint: ran.stderr.trim().to_owned(),
-        report,
-    })
+    let first = from_lines(&ran.stdout, ran.code).into_iter().next();
+    first.with_context(|| format!("no report: {}", ran.story()))
 }
 
 /// Reads the reports of several clients on one stream, a line each. `code` is the exit code of
@@ -130,51 +117,29 @@ pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
     let reports = stdout
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
-    let client = |report| Client {
-        code,
-        complaint: String::new(),
-        report,
-    };
-    reports.map(client).collect()
+    reports.map(|report| Client { code, report }).collect()
 }
 
 /// Checks every client against the limits by the harness's own arithmetic, not only by the probe's
 /// exit code.
 pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
-    let numbers = |key| -> Vec<Option<u64>> { clients.iter().map(|one| one.number(key)).collect() };
-    let all = |values: &[Option<u64>], good: &dyn Fn(u64) -> bool| {
-        !values.is_empty() && values.iter().all(|value| value.is_some_and(good))
-    };
-    let codes: Vec<_> = clients.iter().map(|client| client.code).collect();
-    let good = codes.iter().all(|code| *code == Some(0));
-    section.check("every client's own verdict", good, format!("{codes:?}"));
-    let under = clients.iter().filter(|one| one.report["under_mps"] == true);
-    section.equal("clients under MPS", &under.count(), &clients.len());
-    let (seen, wanted) = (numbers("sms"), limits.sms());
-    section.check(
-        format!("multiprocessors of each client are {wanted}"),
-        all(&seen, &|value| value == wanted),
-        format!("{seen:?}"),
-    );
-    let (seen, most) = (numbers("allocatable_mib"), limits.memory_mib);
+    let (sms, most) = (limits.sms(), limits.memory_mib);
     let least = most.saturating_sub(MARGIN_MIB);
-    section.check(
-        format!("each client may allocate {least} to {most} MiB"),
-        all(&seen, &|value| (least..=most).contains(&value)),
-        format!("{seen:?}"),
+    let allowed = |mib| (least..=most).contains(&mib);
+    let good = |client: &&Client| {
+        client.code == Some(0)
+            && client.report["under_mps"] == true
+            && client.number("sms") == Some(sms)
+            && client.number("allocatable_mib").is_some_and(allowed)
+            && client.report["gpus"][0]["memset_ok"] == true
+    };
+    let (good, bad): (Vec<&Client>, Vec<&Client>) = clients.iter().partition(good);
+    let name = format!(
+        "each client is under MPS, has {sms} multiprocessors and may allocate {least} to {most} \
+         MiB, which it read back as written"
     );
-    let memsets = clients.iter();
-    let memsets = memsets.filter(|one| one.report["gpus"][0]["memset_ok"] == true);
-    section.equal(
-        "memory read back as written",
-        &memsets.count(),
-        &clients.len(),
-    );
-    let complaints = clients.iter().map(|client| client.complaint.as_str());
-    let complaints: Vec<&str> = complaints.filter(|text| !text.is_empty()).collect();
-    if !complaints.is_empty() {
-        section.fact("complaints", complaints.join("\n"));
-    }
+    let seen = format!("{} good; not: {bad:?}", good.len());
+    section.check(name, bad.is_empty() && !good.is_empty(), seen);
 }
 
 /// What a client outside MPS reports of the GPUs in `visible`. It looks for a daemon in a directory
@@ -219,7 +184,6 @@ mod tests {
     fn one_client_with_too_much_memory_fails_the_judgement() {
         let client = |mib: u64| Client {
             code: Some(0),
-            complaint: String::new(),
             report: serde_json::json!({"under_mps": true, "gpus": [{"sms": 32, "allocatable_mib": mib, "memset_ok": true}]}),
         };
         let failed = |clients: &[Client]| {
@@ -230,6 +194,6 @@ mod tests {
         assert_eq!(failed(&[client(3840), client(4096)]), 0);
         assert_eq!(failed(&[client(3840), client(4160)]), 1);
         assert_eq!(failed(&[client(3776)]), 1);
-        assert_eq!(failed(&[]), 2, "no client at all is no success");
+        assert_eq!(failed(&[]), 1, "no client at all is no success");
     }
 }

@@ -1,149 +1,163 @@
-//! One whole job with the real control daemon: prologue, eight clients with `mpsctl env`, epilogue.
+//! A job of Torque on the real GPU: `mps-prologue` and `mps-epilogue` as its mom runs them, and its
+//! clients.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ::tests::child::{self, Ran};
-use anyhow::{Context, Result, bail};
+use ::tests::child::{self, Ran, Running};
+use ::tests::place::own_cgroup;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use crate::clients::{self, CLIENTS, Limits};
-use crate::result::Section;
-use crate::site::{self, BEFORE, Gpu, Place, Run};
+use crate::runner::{PROGRAM, Work};
+use crate::site::{self, BEFORE, Place, Run};
 
-const JOB: &str = "4711.srv";
-
-/// The user's request; the limits as numbers are [`PERCENT`] and [`MEMORY_MIB`].
+/// The user's request of the job with limits; the numbers are [`PERCENT`] and [`MEMORY_MIB`].
 pub const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 pub const PERCENT: f64 = 25.0;
 pub const MEMORY_MIB: u64 = 4096;
+pub const PLAIN: &str = "MPS=true";
 
-/// Longest time for a prologue or epilogue; their own deadline is 20 s.
-const PROGRAM: Duration = Duration::from_secs(40);
+/// A job to begin.
+#[derive(Clone, Copy)]
+pub struct Order {
+    pub id: &'static str,
+    pub account: &'static str,
+    /// Further lines of mpsd.toml.
+    pub settings: &'static str,
+    /// It has all GPUs of the machine.
+    pub all_gpus: bool,
+    /// Its tasks, as Torque tells them in the environment; zero: not told.
+    pub tasks: u32,
+    /// Its clients are in a cgroup of the job, as under a mom.
+    pub in_cgroup: bool,
+}
+
+impl Order {
+    pub const fn new(id: &'static str, account: &'static str) -> Self {
+        Self {
+            id,
+            account,
+            settings: "",
+            all_gpus: false,
+            tasks: 0,
+            in_cgroup: false,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub struct Job<'a> {
     place: &'a Place,
-    gpu: String,
+    pub id: String,
+    account: String,
+    gpus: String,
     nodes: String,
-    id: String,
     group: String,
     config: PathBuf,
     /// The programs of the build before.
     pub before: bool,
-    /// Its tasks, as Torque tells them in the environment.
-    tasks: Option<u32>,
-    open: std::cell::Cell<bool>,
+    tasks: u32,
+    cgroup: Option<Cgroup>,
+    open: Cell<bool>,
 }
 
 impl<'a> Job<'a> {
-    pub fn named(place: &'a Place, gpu: &Gpu, id: &str) -> Result<Self> {
-        let group = users::get_group_by_gid(place.user.gid.as_raw())
-            .context("the user's group has no name")?;
-        let group = group.name().to_string_lossy().into_owned();
-        let config = config(place)?;
+    pub fn new(place: &'a Place, id: &str, account: &str, gpus: &[&str]) -> Result<Self> {
+        let group = users::get_group_by_gid(place.user.gid.as_raw());
+        let group = group.context("the user's group has no name")?;
         Ok(Self {
             place,
-            gpu: gpu.uuid.clone(),
-            nodes: "nodes=1:gpus=1".into(),
             id: id.into(),
-            group,
-            config,
+            account: account.into(),
+            gpus: gpus.join(","),
+            nodes: format!("nodes=1:gpus={}", gpus.len()),
+            group: group.name().to_string_lossy().into_owned(),
+            config: configure(place, "")?,
             before: false,
-            tasks: None,
+            tasks: 0,
+            cgroup: None,
             open: false.into(),
         })
     }
 
-    pub fn on(mut self, gpus: &[&Gpu]) -> Self {
-        let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        self.gpu = uuids.join(",");
-        self.nodes = format!("nodes=1:gpus={}", gpus.len());
-        self
-    }
-
-    pub fn of_tasks(mut self, tasks: u32) -> Self {
-        self.nodes = format!("nodes=1:ppn={tasks}:gpus=1");
-        self.tasks = Some(tasks);
-        self
+    pub fn of(run: &'a Run, order: &Order) -> Result<Self> {
+        let gpus = if order.all_gpus {
+            &run.gpus[..]
+        } else {
+            std::slice::from_ref(run.gpu())
+        };
+        let gpus: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let mut job = Self::new(&run.place, order.id, order.account, &gpus)?;
+        if order.tasks > 0 {
+            job.nodes = format!("nodes=1:ppn={}:gpus=1", order.tasks);
+            job.tasks = order.tasks;
+        }
+        if order.in_cgroup {
+            job.cgroup = Some(Cgroup::make(order.id)?);
+        }
+        job.under(order.settings)
     }
 
     /// With further lines of mpsd.toml.
-    pub fn under(mut self, name: &str, settings: &str) -> Result<Self> {
-        let text = fs::read_to_string(&self.config)?;
-        self.config = self.place.dir.join("etc").join(name);
-        fs::write(&self.config, text + settings)?;
+    pub fn under(mut self, settings: &str) -> Result<Self> {
+        if !settings.is_empty() {
+            let text = fs::read_to_string(&self.config)?;
+            self.config = self.place.dir.join("etc").join(format!("{}.toml", self.id));
+            fs::write(&self.config, text + settings)?;
+        }
         Ok(self)
     }
 
-    pub fn begin(&self, section: &mut Section, what: &str, account: &str) -> Result<Ran> {
-        let prologue = self.prologue(account)?;
-        if !section.good(format!("{what}mps-prologue"), &prologue) {
-            bail!("the job did not start: {}", prologue.story());
-        }
-        Ok(prologue)
+    /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments.
+    pub fn prologue(&self) -> Result<Ran> {
+        self.prologue_with(&self.account)
     }
 
-    pub fn end(&self, section: &mut Section, what: &str) -> Result<Ran> {
-        let epilogue = self.epilogue()?;
-        section.good(format!("{what}mps-epilogue"), &epilogue);
-        Ok(epilogue)
-    }
-
-    /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments and this
-    /// account string.
-    pub fn prologue(&self, account: &str) -> Result<Ran> {
+    pub fn prologue_with(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
-        command.args(["--gpus", &self.gpu, &self.id, &self.place.user.name]);
+        command.args(["--gpus", &self.gpus, &self.id, &self.place.user.name]);
         command.args([&self.group, "job1", &self.nodes, "batch", account]);
         child::run(&mut command, "", PROGRAM)
     }
 
     pub fn epilogue(&self) -> Result<Ran> {
         let mut command = self.program("mps-epilogue")?;
-        let (session, used) = ("4242", "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02");
-        command.args([
-            &self.id,
-            &self.place.user.name,
-            &self.group,
-            "job1",
-            session,
-        ]);
-        command.args([&self.nodes, used, "batch", ACCOUNT, "0"]);
+        let used = "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02";
+        command.args([&self.id, &self.place.user.name, &self.group, "job1", "4242"]);
+        command.args([&self.nodes, used, "batch", &self.account, "0"]);
         let ran = child::run(&mut command, "", PROGRAM)?;
         self.open.set(false);
         Ok(ran)
     }
 
     fn program(&self, name: &str) -> Result<Command> {
-        let name = if self.before {
-            &format!("{BEFORE}/{name}")
-        } else {
-            name
-        };
+        let before = format!("{BEFORE}/{name}");
+        let name = if self.before { &before } else { name };
         let mut command = Command::new(self.place.staged(name)?);
+        command.env_clear().current_dir("/");
         command
-            .env_clear()
-            .current_dir("/")
             .args(["--scheduler", "torque", "--config"])
             .arg(&self.config);
-        if let Some(tasks) = self.tasks {
-            command
-                .env("PBS_NUM_NODES", "1")
-                .env("PBS_NUM_PPN", tasks.to_string());
+        if self.tasks > 0 {
+            command.env("PBS_NUM_NODES", "1");
+            command.env("PBS_NUM_PPN", self.tasks.to_string());
         }
         Ok(command)
     }
 
+    /// What `mpsctl env` gives a task of the job.
     pub fn environment(&self) -> Result<BTreeMap<String, String>> {
         let mut env = site::base_env();
         env.insert("PBS_JOBID".into(), self.id.clone());
         let mut command = self.user_mpsctl(env.clone())?;
         command.args(["env", "--shell", "json", "--job", &self.id]);
-        let ran = child::run(&mut command, "", Duration::from_secs(10))?.success()?;
+        let ran = child::run(&mut command, "", PROGRAM)?.success()?;
         let changes: BTreeMap<String, Option<String>> = serde_json::from_str(&ran.stdout)
             .with_context(|| format!("mpsctl env wrote {}", ran.stdout))?;
         for (name, value) in changes {
@@ -155,46 +169,103 @@ impl<'a> Job<'a> {
         Ok(env)
     }
 
-    pub fn mpsctl(&self) -> Result<Command> {
-        Ok(self.with_config(Command::new(self.place.staged("mpsctl")?)))
+    /// What root's `mpsctl` says.
+    pub fn mpsctl(&self, words: &[&str]) -> Result<Ran> {
+        let mut command = Command::new(self.place.staged("mpsctl")?);
+        command.arg("--config").arg(&self.config).args(words);
+        child::run(&mut command, "", PROGRAM)
     }
 
-    /// `mpsctl exec --`, as the user in a task of the job. Its environment has only `env` and the
-    /// job's name.
-    pub fn exec(&self, env: BTreeMap<String, String>) -> Result<Command> {
-        let mut command = self.user_mpsctl(env)?;
-        command.args(["exec", "--"]);
+    /// `mpsctl` as the user in a task of the job. Its environment has only `env` and the job's id.
+    pub fn user_mpsctl(&self, mut env: BTreeMap<String, String>) -> Result<Command> {
+        env.insert("PBS_JOBID".into(), self.id.clone());
+        let mut command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
+        command.arg("--config").arg(&self.config);
         Ok(command)
     }
 
-    /// The same without `exec`.
-    pub fn user_mpsctl(&self, mut env: BTreeMap<String, String>) -> Result<Command> {
-        env.insert("PBS_JOBID".into(), self.id.clone());
-        let command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
-        Ok(self.with_config(command))
+    pub fn status(&self) -> Result<Value> {
+        let ran = self.mpsctl(&["status", &self.id, "--json"])?;
+        let status: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
+        Ok(status["jobs"][0].clone())
     }
 
-    fn with_config(&self, mut command: Command) -> Command {
-        command.arg("--config").arg(&self.config);
-        command
+    /// The pids of the clients in its status.
+    pub fn clients(&self) -> Result<Vec<u64>> {
+        let status = self.status()?;
+        let gpus = status["gpus"].as_array().into_iter().flatten();
+        let clients = gpus.filter_map(|gpu| gpu["clients"].as_array()).flatten();
+        Ok(clients
+            .filter_map(|client| client["pid"].as_u64())
+            .collect())
     }
 
-    pub fn id(&self) -> &str {
-        &self.id
+    /// Starts clients of `cuda-load`.
+    pub fn load(&self, count: usize, work: &Work) -> Result<Vec<Running>> {
+        let env = self.environment()?;
+        let program = self.place.staged("cuda-load")?;
+        let options = format!(
+            "--after {} --seconds {} --blocks {} --memory {}",
+            work.after, work.seconds, work.blocks, work.memory_mib
+        );
+        let start = |_| {
+            let mut command = self.place.as_user(&program, &env);
+            command.args(options.split(' '));
+            let client = self.inside(|| Running::start(&mut command, ""))?;
+            if work.attached {
+                self.wait_for(&client)?;
+            }
+            Ok(client)
+        };
+        (0..count).map(start).collect()
+    }
+
+    fn wait_for(&self, client: &Running) -> Result<()> {
+        let pid = client.pid();
+        let is_there = || {
+            self.clients()
+                .is_ok_and(|pids| pids.contains(&u64::from(pid)))
+        };
+        let came = || is_there() || !child::alive(pid);
+        let came = child::until(PROGRAM / 4, Duration::from_millis(100), came)?;
+        ensure!(came, "client {pid} does not attach");
+        Ok(())
+    }
+
+    fn inside<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        match &self.cgroup {
+            Some(cgroup) => within(&cgroup.0, work),
+            None => work(),
+        }
+    }
+
+    /// What NVIDIA's daemon answers one of its clients.
+    pub fn ask(&self, question: &str) -> Result<String> {
+        let control = site::program("nvidia-cuda-mps-control")?;
+        let mut command = self.place.as_user(&control, &self.environment()?);
+        let ran = child::run(&mut command, &format!("{question}\n"), PROGRAM)?;
+        Ok(ran.success()?.stdout.trim().to_owned())
     }
 
     pub fn mpsd_pid(&self) -> Result<i64> {
         let journal = fs::read_to_string(self.directory().join("journal"))?;
-        let journal: serde_json::Value = serde_json::from_str(&journal)?;
+        let journal: Value = serde_json::from_str(&journal)?;
         let pid = journal["supervisor"]["pid"].as_i64();
         pid.context("no mpsd in the journal")
     }
 
-    pub fn logs(&self) -> Vec<(String, String)> {
-        logs(&self.directory())
+    /// The name and the text of each of NVIDIA's logs of the job.
+    pub fn logs(&self) -> Result<Vec<(String, String)>> {
+        let log = fs::read_dir(self.directory().join("log"))?.flatten();
+        let files = log.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
+        let read = |file: fs::DirEntry| {
+            let text = String::from_utf8_lossy(&fs::read(file.path())?).into_owned();
+            Ok((file.file_name().to_string_lossy().into_owned(), text))
+        };
+        files.map(read).collect()
     }
 
-    pub fn directory(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.place.run.join("mpsd/jobs").join(&self.id)
     }
 }
@@ -205,10 +276,6 @@ impl Drop for Job<'_> {
             let _ = self.epilogue();
         }
     }
-}
-
-pub fn config(place: &Place) -> Result<PathBuf> {
-    configure(place, "")
 }
 
 /// Writes a new configuration, with these lines after the usual ones.
@@ -225,177 +292,44 @@ pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let (place, gpu, limits) = (&run.place, run.gpu(), &run.limits);
-    section.fact("request", ACCOUNT);
-    let job = Job::named(place, gpu, JOB)?;
-    let prologue = job.begin(section, "", ACCOUNT)?;
-    section.fact("prologue_ms", prologue.ms());
-    let name = "the prologue's output is closed when it has ended";
-    section.check(name, !prologue.held_open, "a pipe of the mom");
-    let env = job.environment()?;
-    section.fact("task_environment", format!("{env:?}"));
-    read_back(section, place, gpu, &env, limits)?;
-    server_log(section, &job.directory(), &gpu.uuid, limits);
-    idle(section, &job)?;
-    eight_clients(section, place, &env, limits)?;
-    let epilogue = job.end(section, "")?;
-    section.fact("epilogue_ms", epilogue.ms());
-    Ok(())
-}
+/// A cgroup for a job's clients, with the name that Torque's mom gives it.
+#[derive(Debug)]
+struct Cgroup(PathBuf);
 
-pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {
-    let control = site::program("nvidia-cuda-mps-control")?;
-    let mut command = place.as_user(&control, env);
-    let ran = child::run(
-        &mut command,
-        &format!("{question}\n"),
-        Duration::from_secs(10),
-    )?;
-    Ok(ran.success()?.stdout.trim().to_owned())
-}
-
-/// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel
-/// counts it.
-fn idle(section: &mut Section, job: &Job<'_>) -> Result<()> {
-    let pid = job.mpsd_pid()?;
-    let number = |file: &str, name: &str| -> Result<u64> {
-        let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        number.with_context(|| format!("no '{name}' in '/proc/{pid}/{file}'"))
-    };
-    let turns = || number("status", "voluntary_ctxt_switches:");
-    // Time for its work after the questions by hand.
-    child::pause(Duration::from_millis(500))?;
-    let before = turns()?;
-    child::pause(Duration::from_secs(2))?;
-    section.equal("wake-ups of mpsd in 2 s", &turns()?, &before);
-    section.fact("mpsd_rss_kib", number("status", "VmRSS:")? as i64);
-    let kib = number("smaps_rollup", "Pss:")?;
-    section.check(
-        "mpsd takes 3 MiB at most",
-        kib <= 3 * 1024,
-        format!("{kib} KiB"),
-    );
-    Ok(())
-}
-
-fn read_back(
-    section: &mut Section,
-    place: &Place,
-    gpu: &Gpu,
-    env: &BTreeMap<String, String>,
-    limits: &Limits,
-) -> Result<()> {
-    let ask = |question: &str| ask(place, env, question);
-    let threads = ask("get_default_active_thread_percentage")?.parse().ok();
-    section.equal(
-        "read back: thread percentage",
-        &threads,
-        &Some(limits.percent),
-    );
-    let memory = ask(&format!("get_default_device_pinned_mem_limit {}", gpu.uuid))?;
-    let memory = mebibytes(&memory);
-    section.equal("read back: memory limit", &memory, &Some(limits.memory_mib));
-    let server = ask("get_server_list")?;
-    let status = ask(&format!("get_server_status {server}"))?;
-    section.equal("read back: server status", &status.as_str(), &"ACTIVE");
-    Ok(())
-}
-
-pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &Limits) {
-    let texts = logs(directory).into_iter().map(|(_, text)| text);
-    let log: String = texts.collect();
-    let bytes = limits.memory_mib << 20;
-    let wanted = [
-        format!("Active Threads Percentage set to {:.1}", limits.percent),
-        format!("Device pinned memory limit for device {gpu} set to {bytes:#x} bytes"),
-        "Server Priority set to 0".to_owned(),
-    ];
-    for line in wanted {
-        let last = log.lines().rfind(|found| found.contains(&line));
-        section.check(
-            format!("server log: {line}"),
-            last.is_some(),
-            last.unwrap_or("not found"),
-        );
+impl Cgroup {
+    fn make(id: &str) -> Result<Self> {
+        let top = own_cgroup().context("this machine has no writable cgroup hierarchy")?;
+        let own = Self(top.join("torque").join(id));
+        fs::create_dir_all(&own.0)?;
+        Ok(own)
     }
 }
 
-/// The name and the text of each log of a job.
-fn logs(directory: &Path) -> Vec<(String, String)> {
-    let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
-    let logs =
-        entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
-    let files = logs.flat_map(|log| entries(&log.path()));
-    let regular = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
-    let read = |file: fs::DirEntry| {
-        let bytes = fs::read(file.path()).unwrap_or_default();
-        let name = file.file_name().to_string_lossy().into_owned();
-        (name, String::from_utf8_lossy(&bytes).into_owned())
-    };
-    regular.map(read).collect()
-}
-
-fn eight_clients(
-    section: &mut Section,
-    place: &Place,
-    env: &BTreeMap<String, String>,
-    limits: &Limits,
-) -> Result<()> {
-    let apps = || {
-        site::smi(&[
-            "--query-compute-apps=pid,process_name",
-            "--format=csv,noheader",
-        ])
-    };
-    let (clients, apps) = clients::at_once(section, place, env, (CLIENTS, limits), apps)?;
-    let pids = clients
-        .iter()
-        .map(|client| format!("{},", client.report["pid"]));
-    let listed = pids.filter(|pid| apps.lines().any(|line| line.starts_with(pid)));
-    section.equal(
-        "clients that nvidia-smi lists while they run",
-        &listed.count(),
-        &CLIENTS,
-    );
-    Ok(())
-}
-
-/// The daemon's answer about a memory limit (`3G`, `4096M`) in MiB.
-fn mebibytes(text: &str) -> Option<u64> {
-    let (number, unit) = text.split_at(text.len().checked_sub(1)?);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "G" => Some(number << 10),
-        "M" => Some(number),
-        "K" => Some(number >> 10),
-        _ => None,
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The kernel counts a process that was just collected for a moment.
+        let every = Duration::from_millis(20);
+        let _ = child::until(PROGRAM / 30, every, || fs::remove_dir(&self.0).is_ok());
+        for above in self.0.ancestors().skip(1).take(2) {
+            let _ = fs::remove_dir(above);
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_log_without_the_limit_fails() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("log")).unwrap();
-        let limits = Limits {
-            percent: 25.0,
-            memory_mib: 4096,
-            device_sms: 132,
-        };
-        let written = "[t Server 6] Active Threads Percentage set to 25.0\n[t Server 6] Server Priority set to 0\n\
-                       [t Server 6] Device pinned memory limit for device GPU-a set to 0x100000000 bytes\n";
-        fs::write(dir.path().join("log/control.log"), written).unwrap();
-        let failed = |gpu| {
-            let mut section = Section::new("test");
-            server_log(&mut section, dir.path(), gpu, &limits);
-            section.checks.iter().filter(|check| !check.ok).count()
-        };
-        assert_eq!((failed("GPU-a"), failed("GPU-b")), (0, 1));
-    }
+/// Does `work` in this cgroup.
+pub fn within<T>(group: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+    // Beside hierarchies of version 1 it is mounted below.
+    let root = Path::new("/sys/fs/cgroup");
+    let root = match root.join("cgroup.controllers").exists() {
+        true => root.to_owned(),
+        false => root.join("unified"),
+    };
+    let own = root.join(own.context("no cgroup v2")?.trim_start_matches('/'));
+    let enter = |group: &Path| fs::write(group.join("cgroup.procs"), "0");
+    enter(group)?;
+    let done = work();
+    enter(&own)?;
+    done
 }

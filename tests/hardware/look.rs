@@ -10,8 +10,8 @@ use anyhow::Result;
 use tests::child;
 
 use crate::result::Section;
+use crate::scenes::mig_devices;
 use crate::site::{self, Run};
-use crate::{Act, mig};
 
 /// Processes of ours and NVIDIA's, files and cgroups, a line each. The harness and the shell that
 /// called it have the same words in their paths.
@@ -75,12 +75,16 @@ const SETTLED: Duration = Duration::from_secs(5);
 
 /// Runs `act`, waits until the machine looks as before, and records the result. What the run
 /// directory keeps between jobs by design does not count.
-pub fn unchanged(section: &mut Section, all: &Run, act: Act) -> Result<()> {
+pub fn unchanged(
+    section: &mut Section,
+    all: &Run,
+    act: impl FnOnce(&mut Section) -> Result<()>,
+) -> Result<()> {
     let run = &all.place.run;
     let before = Look::take(run)?;
-    act(section, all)?;
+    act(section)?;
     let gpus = all.gpus.iter().map(|gpu| gpu.uuid.clone());
-    let gpus = gpus.chain(mig::devices(&site::smi(&["-L"])?));
+    let gpus = gpus.chain(mig_devices(&site::smi(&["-L"])?));
     let allowed: Vec<PathBuf> = gpus.flat_map(|gpu| kept(run, &gpu)).collect();
     // A user's copies of reports are limited, and the oldest are removed.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());

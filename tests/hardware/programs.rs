@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,16 +12,16 @@ use ::tests::samples::median;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::job::Job;
 use crate::load::wheels;
 use crate::result::Section;
-use crate::site::{self, Run};
+use crate::runner::Scene;
+use crate::site;
 
-const RANKS: u32 = 4;
-/// Its names of the modes, and a request for each but the first.
+pub const RANKS: u32 = 4;
+/// Its names of the modes, and the job of each but the first.
 const PLAIN: &str = "without";
-const MPS: (&str, &str) = ("mps", "MPS=true");
-const AUTO: (&str, &str) = ("auto", "MPS=true,MPS_THREADS=auto");
+const MPS: (&str, &str) = ("mps", "7400.srv");
+const AUTO: (&str, &str) = ("auto", "7401.srv");
 /// The first ones are measured if time is short.
 const FAMILIES: &str =
     "torch,cuda,dynamic,openmm,jax,jaxranks,arrays,tools,others,nvshmem,jaxplain";
@@ -47,68 +46,52 @@ pub struct ProgramOptions {
     families: Vec<String>,
 }
 
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let python = site::python()?;
-    let home = run.place.user_dir("programs")?;
-    wheels(run, &python)?;
-    let jobs = [(MPS, "7300.srv"), (AUTO, "7301.srv")].map(|((name, account), id)| {
-        let job = Job::named(&run.place, run.gpu(), id)?.of_tasks(RANKS);
-        job.begin(section, &format!("{name}: "), account)?;
-        Ok((name, job))
-    });
-    let jobs = jobs.into_iter().collect::<Result<Vec<_>>>()?;
+/// In two jobs that have begun.
+pub fn programs(scene: &mut Scene<'_>) -> Result<()> {
+    let run = scene.run;
+    wheels(run, &site::python()?)?;
     let mut modes = vec![json!({"name": PLAIN, "before": [], "environment": {
         "CUDA_VISIBLE_DEVICES": run.gpu().uuid,
         "CUDA_MPS_PIPE_DIRECTORY": run.place.run.join("none"),
     }})];
-    for (name, job) in &jobs {
-        modes.push(json!({"name": name, "before": words(&job.exec(BTreeMap::new())?), "environment": {"PBS_JOBID": job.id()}}));
+    for (name, id) in [MPS, AUTO] {
+        let mut exec = scene.job(id)?.user_mpsctl(BTreeMap::new())?;
+        let before = words(exec.args(["exec", "--"]));
+        modes.push(json!({"name": name, "before": before, "environment": {"PBS_JOBID": id}}));
     }
-    let driven = drive(run, &python, &home, &modes);
-    for (name, job) in &jobs {
-        job.end(section, &format!("{name}: "))?;
-    }
-    let mut seen = driven?;
+    let mut seen = drive(scene, &modes)?;
     seen["gpu"] = run.gpu().name.as_str().into();
     seen["driver"] = run.gpu().driver.as_str().into();
     seen["window_s"] = run.programs.window.into();
-    judge(section, &mut seen);
-    run.keep("programs.json", &format!("{seen:#}\n"))?;
-    Ok(fs::remove_dir_all(&home)?)
+    judge(scene.section, &mut seen);
+    scene.keep_json("programs", &seen)
 }
 
 fn words(command: &Command) -> Vec<String> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect()
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    words.collect()
 }
 
-fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value> {
+/// NVIDIA's tools, with the options of a run.
+const TOOLS: [(&str, &str); 3] = [
+    ("compute-sanitizer", "--tool memcheck"),
+    (
+        "ncu",
+        "--clock-control none --set none --metrics gpu__time_duration.sum --launch-count 1",
+    ),
+    ("cuda-gdb", "-batch -ex run --args"),
+];
+
+fn drive(scene: &Scene<'_>, modes: &[Value]) -> Result<Value> {
+    let (run, home) = (scene.run, &scene.home);
     let options = &run.programs;
-    let tool = |name: &str, words: &[&str]| {
-        let path = site::program(name).ok()?;
-        let words = std::iter::once(path.display().to_string())
-            .chain(words.iter().map(|word| (*word).to_owned()));
-        Some((name.to_owned(), words.collect::<Vec<String>>()))
-    };
-    let tools = [
-        tool("compute-sanitizer", &["--tool", "memcheck"]),
-        tool(
-            "ncu",
-            &[
-                "--clock-control",
-                "none",
-                "--set",
-                "none",
-                "--metrics",
-                "gpu__time_duration.sum",
-                "--launch-count",
-                "1",
-            ],
-        ),
-        tool("cuda-gdb", &["-batch", "-ex", "run", "--args"]),
-    ];
+    let tools = TOOLS.iter().filter_map(|(name, options)| {
+        let path = site::program(name).ok()?.display().to_string();
+        let words = std::iter::once(&*path).chain(options.split(' '));
+        Some(((*name).to_owned(), words.map(str::to_owned).collect()))
+    });
+    let tools: BTreeMap<String, Vec<String>> = tools.collect();
     // The programs lie beside it.
     let driver = run.place.staged("programs_driver.py")?;
     let spec = json!({
@@ -122,16 +105,14 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
         "sources": driver.parent(),
         "nvcc": site::program("nvcc")?,
         "flags": ["-arch=native"],
-        "tools": tools.into_iter().flatten().collect::<BTreeMap<_, _>>(),
+        "tools": tools,
         "gpu": run.gpu().uuid,
         "shared": "/dev/shm",
     });
-    let (of_spec, result) = (
-        run.place.dir.join("programs-spec.json"),
-        home.join("result.json"),
-    );
+    let of_spec = run.place.dir.join("programs-spec.json");
+    let result = home.join("result.json");
     fs::write(&of_spec, spec.to_string())?;
-    let mut command = run.place.as_user(python, &environment(run, home));
+    let mut command = run.place.as_user(&site::python()?, &environment(scene));
     command.arg(&driver).args([&of_spec, &result]);
     let limit = Duration::from_secs(options.budget) + BEYOND;
     let ran = Running::start(command.current_dir(home), "")?.finish(limit);
@@ -148,31 +129,36 @@ fn drive(run: &Run, python: &Path, home: &Path, modes: &[Value]) -> Result<Value
     Ok(seen)
 }
 
-fn environment(run: &Run, home: &Path) -> BTreeMap<String, String> {
-    let mut env = site::home_env(&run.place, home);
+/// Variables of all programs. Those that end in a slash are directories of the user's home.
+/// Multicast over NVLink can put a host's GPUs out of service.
+const ENVIRONMENT: &str = "\
+XLA_PYTHON_CLIENT_PREALLOCATE=false
+JAX_COMPILATION_CACHE_DIR=jax/
+JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+TORCHINDUCTOR_CACHE_DIR=inductor/
+TORCHINDUCTOR_COMPILE_THREADS=1
+TRITON_CACHE_DIR=triton/
+CUPY_CACHE_DIR=cupy/
+NUMBA_CACHE_DIR=numba/
+HF_HUB_OFFLINE=1
+OMP_NUM_THREADS=1
+PYTHONDONTWRITEBYTECODE=1
+NCCL_NVLS_ENABLE=0
+TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+NVSHMEM_DISABLE_NVLS=1
+NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME=lo
+NVSHMEM_SYMMETRIC_SIZE=64M";
+
+fn environment(scene: &Scene<'_>) -> BTreeMap<String, String> {
+    let mut env = scene.env();
     let path = std::env::var("PATH").unwrap_or_default();
-    env.insert("PATH".into(), format!("{}:/usr/bin:/bin", path));
-    let cache = |name: &str| home.join(name).display().to_string();
-    for (name, value) in [
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false".to_owned()),
-        ("JAX_COMPILATION_CACHE_DIR", cache("jax")),
-        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0".into()),
-        ("TORCHINDUCTOR_CACHE_DIR", cache("inductor")),
-        ("TORCHINDUCTOR_COMPILE_THREADS", "1".into()),
-        ("TRITON_CACHE_DIR", cache("triton")),
-        ("CUPY_CACHE_DIR", cache("cupy")),
-        ("NUMBA_CACHE_DIR", cache("numba")),
-        ("HF_HUB_OFFLINE", "1".into()),
-        ("OMP_NUM_THREADS", "1".into()),
-        ("PYTHONDONTWRITEBYTECODE", "1".into()),
-        // Multicast over NVLink can put a host's GPUs out of service.
-        ("NCCL_NVLS_ENABLE", "0".into()),
-        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1".into()),
-        ("NVSHMEM_DISABLE_NVLS", "1".into()),
-        ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo".into()),
-        ("NVSHMEM_SYMMETRIC_SIZE", "64M".into()),
-    ] {
-        env.insert(name.into(), value);
+    env.insert("PATH".into(), format!("{path}:/usr/bin:/bin"));
+    for (name, value) in ENVIRONMENT.lines().filter_map(|line| line.split_once('=')) {
+        let value = match value.strip_suffix('/') {
+            Some(directory) => scene.home.join(directory).display().to_string(),
+            None => value.to_owned(),
+        };
+        env.insert(name.to_owned(), value);
     }
     env
 }

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ::tests::child::{self, Running};
@@ -12,9 +11,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::clients::MARGIN_MIB;
-use crate::job::{self, Job};
+use crate::job::{Job, Order};
 use crate::result::Section;
-use crate::site::{self, Place, Run};
+use crate::runner::Scene;
+use crate::site;
 
 const RANKS: usize = 4;
 /// The limit of each rank, and the share of it that a recipe takes.
@@ -31,14 +31,17 @@ const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
 
+/// Its Python packages, and whether `mpirun` starts its ranks.
 struct Recipe {
+    order: Order,
     name: &'static str,
     modules: &'static [&'static str],
     launched: bool,
 }
 
-const fn recipe(name: &'static str, modules: &'static [&'static str]) -> Recipe {
+const fn recipe(id: &'static str, name: &'static str, modules: &'static [&'static str]) -> Recipe {
     Recipe {
+        order: Order::new(id, ACCOUNT),
         name,
         modules,
         launched: false,
@@ -46,211 +49,173 @@ const fn recipe(name: &'static str, modules: &'static [&'static str]) -> Recipe 
 }
 
 const RECIPES: [Recipe; 5] = [
-    recipe("pytorch", &["torch"]),
-    recipe("jax", &["jax"]),
-    recipe("cupy", &["cupy"]),
-    recipe("nccl", &["torch"]),
+    recipe("7200.srv", "pytorch", &["torch"]),
+    recipe("7201.srv", "jax", &["jax"]),
+    recipe("7202.srv", "cupy", &["cupy"]),
+    recipe("7203.srv", "nccl", &["torch"]),
     Recipe {
         launched: true,
-        ..recipe("mpi", &["torch", "mpi4py"])
+        ..recipe("7204.srv", "mpi", &["torch", "mpi4py"])
     },
 ];
 
-struct Kitchen<'a> {
-    place: &'a Place,
-    python: PathBuf,
-    home: PathBuf,
-    end: Instant,
+pub fn has_python(scene: &mut Scene<'_>) -> Result<bool> {
+    let has = site::python().is_ok();
+    if !has {
+        scene.section.fact("left_out", "no python3 in PATH");
+    }
+    Ok(has)
 }
 
 /// Every recipe in its own job. A recipe without its packages is left out and named.
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let Ok(python) = site::python() else {
-        section.fact("left_out", "no python3 in PATH");
-        return Ok(());
-    };
-    let kitchen = Kitchen {
-        place: &run.place,
-        python,
-        home: run.place.user_dir("recipes")?,
-        end: Instant::now() + PART,
-    };
-    let packages = kitchen.packages(section)?;
-    for (number, recipe) in RECIPES.iter().enumerate() {
-        if let Some(why) = kitchen.lacks(recipe, &packages) {
-            section.fact(&format!("{}: left_out", recipe.name), why);
+pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
+    let end = Instant::now() + PART;
+    let found = packages(scene)?;
+    for recipe in &RECIPES {
+        let name = recipe.name;
+        let missing = recipe.modules.iter().find(|name| !found.contains(name));
+        let no_launcher = recipe.launched && site::program("mpirun").is_err();
+        let why = match missing {
+            Some(module) => Some(format!("no Python package '{module}'")),
+            None if no_launcher => Some("no 'mpirun'".into()),
+            None => (Instant::now() > end).then(|| format!("{} s were over", PART.as_secs())),
+        };
+        if let Some(why) = why {
+            scene.section.fact(&format!("{name}: left_out"), why);
             continue;
         }
-        eprintln!("hardware: recipe {}", recipe.name);
-        let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7200 + number))?;
-        if let Err(e) = kitchen.one(section, &job, recipe) {
-            section.check(
-                format!("{}: carried out", recipe.name),
-                false,
-                format!("{e:#}"),
-            );
+        eprintln!("hardware: recipe {name}");
+        let job = scene.begin(&recipe.order)?;
+        if let Err(e) = one(scene, &job, recipe) {
+            let seen = format!("{e:#}");
+            scene
+                .section
+                .check(format!("{name}: carried out"), false, seen);
         }
-        job.end(section, &format!("{}: ", recipe.name))?;
+        scene.end(recipe.order.id)?;
     }
-    Ok(fs::remove_dir_all(&kitchen.home)?)
+    Ok(())
 }
 
-impl Kitchen<'_> {
-    fn lacks(&self, recipe: &Recipe, packages: &[&str]) -> Option<String> {
-        if let Some(name) = recipe.modules.iter().find(|name| !packages.contains(name)) {
-            return Some(format!("no Python package '{name}'"));
+/// The packages that this machine has. Loads all at once, so that their files are in memory when
+/// the ranks start.
+fn packages(scene: &mut Scene<'_>) -> Result<Vec<&'static str>> {
+    let mut loading = BTreeMap::new();
+    for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
+        let script = format!("import {module}; print({module}.__version__)");
+        let mut command = scene.run.place.as_user(&site::python()?, &scene.env());
+        command.args(["-c", &script]).current_dir(&scene.home);
+        if !loading.contains_key(module) {
+            loading.insert(*module, Running::start(&mut command, "")?);
         }
-        if recipe.launched && site::program("mpirun").is_err() {
-            return Some("no 'mpirun'".into());
-        }
-        (Instant::now() > self.end).then(|| format!("{} s were over", PART.as_secs()))
     }
-
-    /// The packages that this machine has. Loads all at once, so that their files are in memory
-    /// when the ranks start.
-    fn packages(&self, section: &mut Section) -> Result<Vec<&'static str>> {
-        let mut loading = BTreeMap::new();
-        for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
-            if !loading.contains_key(module) {
-                let script = format!("import {module}; print({module}.__version__)");
-                let mut command = self.as_user(&self.python);
-                loading.insert(*module, Running::start(command.args(["-c", &script]), "")?);
+    let mut found = Vec::new();
+    for (module, running) in loading {
+        let said = match running.finish(LOAD) {
+            Ok(ran) if ran.code == Some(0) => {
+                found.push(module);
+                ran.stdout.trim().to_owned()
             }
-        }
-        let mut found = Vec::new();
-        for (module, running) in loading {
-            let said = match running.finish(LOAD) {
-                Ok(ran) if ran.code == Some(0) => {
-                    found.push(module);
-                    ran.stdout.trim().to_owned()
-                }
-                Ok(ran) => ran.stderr.lines().last().unwrap_or("no word").to_owned(),
-                Err(e) => format!("{e:#}"),
-            };
-            section.fact(&format!("package {module}"), said);
-        }
-        Ok(found)
-    }
-
-    fn as_user(&self, program: &Path) -> Command {
-        let env = site::home_env(self.place, &self.home);
-        let mut command = self.place.as_user(program, &env);
-        command.current_dir(&self.home);
-        command
-    }
-
-    fn one(&self, section: &mut Section, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
-        let name = recipe.name;
-        job.prologue(ACCOUNT)?.success()?;
-        let go = self.home.join(format!("{name}.go"));
-        let ranks = match recipe.launched {
-            true => vec![self.launch(job, name, &go)?],
-            false => {
-                let ranks = (0..RANKS).map(|rank| self.rank(job, name, rank, &go));
-                ranks.collect::<Result<_>>()?
-            }
+            Ok(ran) => ran.stderr.lines().last().unwrap_or("no word").to_owned(),
+            Err(e) => format!("{e:#}"),
         };
-        let reports = reports(&ranks)?;
-        let listed = self.listed(job)?;
-        fs::write(&go, "")?;
-        for rank in ranks {
-            let _ = rank.finish(RECIPE * 2)?;
-        }
-        section.fact(&format!("{name}: rank 0"), reports[0].to_string());
-        if let Some(why) = reports
-            .iter()
-            .find_map(|report| report["left_out"].as_str())
-        {
-            section.fact(&format!("{name}: left_out"), why);
-            return Ok(());
-        }
-        let is_listed = |report: &&Value| listed.contains(&report["pid"].to_string());
-        let count = reports.iter().filter(is_listed).count();
-        section.equal(
-            format!("{name}: ranks in the daemon's list of clients"),
-            &count,
-            &RANKS,
-        );
-        section.fact(&format!("{name}: the daemon's list"), listed.join(" "));
-        match name {
-            "nccl" => self.collective(section, job, &reports),
-            _ => judge(section, name, &reports),
-        }
+        scene.section.fact(&format!("package {module}"), said);
     }
+    Ok(found)
+}
 
-    fn rank(&self, job: &Job<'_>, name: &str, rank: usize, go: &Path) -> Result<Running> {
-        let mut env = site::home_env(self.place, &self.home);
-        env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());
-        self.started(job.exec(env)?, name, rank, go)
+fn one(scene: &mut Scene<'_>, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
+    let name = recipe.name;
+    let go = scene.home.join(format!("{name}.go"));
+    let processes = if recipe.launched { 1 } else { RANKS };
+    let start = |rank| rank_of(scene, job, recipe, rank, &go);
+    let ranks = (0..processes).map(start).collect::<Result<Vec<_>>>()?;
+    let reports = reports(&ranks)?;
+    let mut listed = Vec::new();
+    for server in job.ask("get_server_list")?.lines() {
+        let clients = job.ask(&format!("get_client_list {server}"))?;
+        listed.extend(clients.lines().map(|line| line.trim().to_owned()));
     }
+    fs::write(&go, "")?;
+    for rank in ranks {
+        let _ = rank.finish(RECIPE * 2)?;
+    }
+    let section = &mut *scene.section;
+    section.fact(&format!("{name}: rank 0"), reports[0].to_string());
+    let mut left_out = reports.iter().map(|report| &report["left_out"]);
+    if let Some(why) = left_out.find_map(Value::as_str) {
+        section.fact(&format!("{name}: left_out"), why);
+        return Ok(());
+    }
+    let is_listed = |report: &&Value| listed.contains(&report["pid"].to_string());
+    let count = reports.iter().filter(is_listed).count();
+    let ranks = format!("{name}: ranks in the daemon's list of clients");
+    section.equal(ranks, &count, &RANKS);
+    section.fact(&format!("{name}: the daemon's list"), listed.join(" "));
+    match name {
+        "nccl" => collective(scene, job, &reports),
+        _ => judge(section, name, &reports),
+    }
+}
 
-    fn launch(&self, job: &Job<'_>, name: &str, go: &Path) -> Result<Running> {
-        let exec = job.exec(site::home_env(self.place, &self.home))?;
-        let mut command = self.as_user(&site::program("mpirun")?);
+/// A rank, or `mpirun` with all ranks.
+fn rank_of(
+    scene: &Scene<'_>,
+    job: &Job<'_>,
+    recipe: &Recipe,
+    rank: usize,
+    go: &Path,
+) -> Result<Running> {
+    let place = &scene.run.place;
+    let mut command = if recipe.launched {
+        let exec = scene.exec(job, &[])?;
+        let mut command = place.as_user(&site::program("mpirun")?, &scene.env());
         command.args(["-n", &RANKS.to_string()]);
         command.arg(exec.get_program()).args(exec.get_args());
         // All ranks are here, so it must not look for a program that reaches other machines.
+        command.env("OMPI_MCA_plm", "isolated");
+        command.env("PBS_JOBID", &job.id).current_dir(&scene.home);
         command
-            .env("OMPI_MCA_plm", "isolated")
-            .env("PBS_JOBID", job.id());
-        self.started(command, name, 0, go)
-    }
+    } else {
+        scene.exec(job, &[("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string())])?
+    };
+    command
+        .arg(site::python()?)
+        .arg(place.staged("recipes.py")?);
+    command.args([recipe.name, &rank.to_string(), &RANKS.to_string()]);
+    Running::start(command.arg(LIMIT_MIB.to_string()).arg(go), "")
+}
 
-    fn started(&self, mut command: Command, name: &str, rank: usize, go: &Path) -> Result<Running> {
-        command
-            .arg(&self.python)
-            .arg(self.place.staged("recipes.py")?);
-        command.args([name, &rank.to_string(), &RANKS.to_string()]);
-        command.arg(LIMIT_MIB.to_string());
-        Running::start(command.arg(go).current_dir(&self.home), "")
-    }
+fn right(reports: &[Value]) -> usize {
+    let right = reports.iter().filter(|report| report["right"] == true);
+    right.count()
+}
 
-    fn listed(&self, job: &Job<'_>) -> Result<Vec<String>> {
-        let env = job.environment()?;
-        let mut listed = Vec::new();
-        for server in job::ask(self.place, &env, "get_server_list")?.lines() {
-            let clients = job::ask(self.place, &env, &format!("get_client_list {server}"))?;
-            listed.extend(clients.lines().map(|line| line.trim().to_owned()));
-        }
-        Ok(listed)
+/// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer
+/// one runs if asked to.
+fn collective(scene: &mut Scene<'_>, job: &Job<'_>, reports: &[Value]) -> Result<()> {
+    let version = reports[0]["nccl"].as_str().context("NCCL's version")?;
+    let mut numbers = version.split('.').filter_map(|word| word.parse().ok());
+    let own = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if own >= NCCL_SHARES {
+        let name = format!("nccl: right sums by NCCL {version}");
+        scene.section.equal(name, &right(reports), &RANKS);
+        return Ok(());
     }
-
-    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a
-    /// newer one runs if asked to.
-    fn collective(&self, section: &mut Section, job: &Job<'_>, reports: &[Value]) -> Result<()> {
-        let version = reports[0]["nccl"].as_str().context("NCCL's version")?;
-        let mut numbers = version.split('.').filter_map(|word| word.parse().ok());
-        let own = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        if own >= NCCL_SHARES {
-            let right = reports
-                .iter()
-                .filter(|report| report["right"] == true)
-                .count();
-            section.equal(
-                format!("nccl: right sums by NCCL {version}"),
-                &right,
-                &RANKS,
-            );
-            return Ok(());
-        }
-        let refused = |report: &&Value| {
-            let said = report["refused"].as_str().unwrap_or_default();
-            said.contains("Duplicate GPU detected")
-        };
-        let count = reports.iter().filter(refused).count();
-        section.equal(
-            format!("nccl: ranks that NCCL {version} refuses"),
-            &count,
-            &RANKS,
-        );
-        let said = reports[0]["refused"].as_str().unwrap_or_default();
-        let mut explain = job.user_mpsctl(site::home_env(self.place, &self.home))?;
-        explain.args(["explain", "-"]);
-        let told = child::run(&mut explain, said, Duration::from_secs(10))?;
-        let known = told.stdout.contains("NCCL: several ranks on one GPU");
-        section.check("nccl: mpsctl explain explains it", known, told.story());
-        Ok(())
-    }
+    let said = |report: &Value| report["refused"].as_str().unwrap_or_default().to_owned();
+    let refused = reports.iter().map(said);
+    let count = refused
+        .filter(|said| said.contains("Duplicate GPU detected"))
+        .count();
+    let name = format!("nccl: ranks that NCCL {version} refuses");
+    scene.section.equal(name, &count, &RANKS);
+    let mut explain = job.user_mpsctl(scene.env())?;
+    let told = child::run(explain.args(["explain", "-"]), &said(&reports[0]), LOAD)?;
+    let known = told.stdout.contains("NCCL: several ranks on one GPU");
+    scene
+        .section
+        .check("nccl: mpsctl explain explains it", known, told.story());
+    Ok(())
 }
 
 fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
@@ -268,31 +233,21 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
     // The last words of an ended one may still be in the pipe.
     child::until(Duration::from_millis(300), step, all)?;
     let found = said();
-    let errors = || {
-        let texts = ranks.iter().map(Running::stderr_so_far);
-        texts.collect::<Vec<_>>().join("\n")
-    };
+    let errors: String = ranks.iter().map(Running::stderr_so_far).collect();
+    let count = found.len();
     ensure!(
-        found.len() == RANKS,
-        "{} of {RANKS} ranks reported within {} s: {}",
-        found.len(),
-        RECIPE.as_secs(),
-        errors()
+        count == RANKS,
+        "{count} of {RANKS} ranks reported: {errors}"
     );
     Ok(found)
 }
 
 fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
-    let right = reports
-        .iter()
-        .filter(|report| report["right"] == true)
-        .count();
-    section.equal(format!("{name}: right results"), &right, &reports.len());
+    let results = format!("{name}: right results");
+    section.equal(results, &right(reports), &reports.len());
     let numbers = |key: &str| -> Vec<u64> {
-        reports
-            .iter()
-            .filter_map(|report| report[key].as_u64())
-            .collect()
+        let numbers = reports.iter().filter_map(|report| report[key].as_u64());
+        numbers.collect()
     };
     let mut all = |what: &str, key: &str, least: u64, most: u64| {
         let seen = numbers(key);
@@ -302,25 +257,16 @@ fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
         section.check(name, good, format!("{seen:?}"));
     };
     all("free memory that CUDA tells", "free_mib", 0, LIMIT_MIB);
-    let beyond = LIMIT_MIB + 1;
-    all(
-        "whole memory that CUDA tells",
-        "whole_mib",
-        beyond,
-        u64::MAX,
-    );
+    let whole = "whole memory that CUDA tells";
+    all(whole, "whole_mib", LIMIT_MIB + 1, u64::MAX);
     if !numbers("taken_of_share_mib").is_empty() {
         // JAX rounds its share of the whole memory up: 2050 MiB of an H200's.
         let (least, most) = (SHARE_MIB - MARGIN_MIB, SHARE_MIB + ROUNDED_MIB);
         all("taken of the share", "taken_of_share_mib", least, most);
     }
     if !numbers("taken_mib").is_empty() {
-        all(
-            "taken before it was refused",
-            "taken_mib",
-            SHARE_MIB,
-            LIMIT_MIB,
-        );
+        let what = "taken before it was refused";
+        all(what, "taken_mib", SHARE_MIB, LIMIT_MIB);
     }
     Ok(())
 }

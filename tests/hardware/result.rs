@@ -1,5 +1,4 @@
-//! The dated result: sections of facts and checks, as TOML for the repository and as text for the
-//! reader.
+//! The dated result: sections of facts and checks, as TOML.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -41,7 +40,7 @@ impl Section {
 
     /// Records times in milliseconds, and how much they vary.
     pub fn times(&mut self, key: &str, values: &[f64]) {
-        self.fact(key, list(values));
+        self.fact(key, values.to_vec());
         self.fact(&format!("{key}_spread"), spread(values));
     }
 
@@ -117,28 +116,17 @@ impl Outcome {
         Ok(toml::to_string(&table)?)
     }
 
-    pub fn text(&self) -> String {
+    /// The failed checks, and how many held.
+    pub fn failures(&self) -> String {
         let mut out = String::new();
         for section in &self.sections {
-            let _ = writeln!(out, "\n{}", section.name);
-            for (key, value) in &section.facts {
-                let _ = writeln!(out, "  {key}: {}", short(value));
-            }
-            for check in &section.checks {
-                let word = if check.ok { "ok  " } else { "FAIL" };
-                let _ = writeln!(out, "  {word} {}: {}", check.name, check.seen);
+            for check in section.checks.iter().filter(|check| !check.ok) {
+                let _ = writeln!(out, "FAIL {}: {}: {}", section.name, check.name, check.seen);
             }
         }
         let (held, failed) = self.counts();
-        let _ = writeln!(out, "\n{held} checks held, {failed} failed");
+        let _ = writeln!(out, "{held} checks held, {failed} failed");
         out
-    }
-}
-
-fn short(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.trim_end().replace('\n', "\n      "),
-        other => other.to_string(),
     }
 }
 
@@ -162,10 +150,6 @@ pub fn hundredths(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-pub fn list(values: &[f64]) -> Value {
-    values.to_vec().into()
-}
-
 fn now() -> Result<String> {
     let mut date = Command::new(site::program("date")?);
     let ran = child::run(date.args(["-u", "+%FT%TZ"]), "", Duration::from_secs(5))?;
@@ -186,7 +170,11 @@ mod tests {
             sections: vec![section],
         };
         assert_eq!(outcome.counts(), (1, 1));
-        assert!(outcome.text().contains("FAIL clients: 7, expected 8"));
+        assert!(
+            outcome
+                .failures()
+                .contains("FAIL job: clients: 7, expected 8")
+        );
         let read: Table = toml::from_str(&outcome.toml().unwrap()).unwrap();
         assert_eq!(read["job"]["checks"][0]["ok"].as_bool(), Some(false));
     }

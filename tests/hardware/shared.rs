@@ -3,21 +3,22 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ::tests::child;
 use ::tests::samples::in_turn;
-use ::tests::slurm::{Bed, Options, User};
+use ::tests::slurm::Options;
 use anyhow::{Context, Result, bail};
 use runner::sweep::outcome::{Outcome, Row};
 use runner::sweep::plot;
-use serde_json::Value;
 
-use crate::job::Job;
-use crate::load::{Dynamics, simulation};
-use crate::result::{Section, hundredths, median};
-use crate::site::{Place, Run};
-use crate::{bench, slurm};
+use crate::job::{Job, PLAIN};
+use crate::load::simulated;
+use crate::result::{hundredths, median};
+use crate::runner::Scene;
+use crate::site::Run;
+use crate::slurm::one_gpu;
+use crate::times::now;
 
 const SHARDS: usize = 16;
 const COUNTS: [usize; 2] = [8, 16];
@@ -27,21 +28,6 @@ const COUNTED: &str = "8";
 /// From the word until all begin to count: longer than 100 steps of sixteen that take turns.
 const AHEAD: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
-/// How far jobs that share an MPS may be from one job with as many ranks.
-const AS_ONE: f64 = 0.03;
-/// How much the staying simulation may lose while others join and leave.
-const LOSS: f64 = 0.02;
-/// Members that join and leave in a window; at most so many at once; the length of a quiet window.
-const JOINS: usize = 25;
-const AT_ONCE: usize = 4;
-const QUIET: Duration = Duration::from_secs(8);
-/// Longest time for the staying simulation, seconds.
-const STAYS: &str = "150";
-/// Times of first and later members: rounds, jobs, and the longest time to join or leave.
-const ROUNDS: usize = 5;
-const MEMBERS: usize = 3;
-const JOIN_LIMIT_MS: f64 = 30.0;
-
 struct Way {
     /// The share in the table's column; `None`: without MPS.
     share: Option<&'static str>,
@@ -49,136 +35,73 @@ struct Way {
     array: bool,
 }
 
-const SHARED: &str = "shared";
-const AS_RANKS: &str = "ranks of one job";
-/// How a picture names the columns.
-const NAMES: [(&str, &str); 3] = [
-    ("of its own", "one for each job"),
-    (SHARED, "shared by the jobs"),
-    (AS_RANKS, "for the ranks of one job"),
-];
+const SHARED: &str = "shared by the jobs";
+const AS_RANKS: &str = "for the ranks of one job";
 
-/// The same with the names for a picture.
-fn named(mut outcome: Outcome) -> Outcome {
-    for threads in outcome
-        .rows
-        .iter_mut()
-        .filter_map(|row| row.threads.as_mut())
-    {
-        let name = NAMES.iter().find(|(column, _)| column == threads);
-        *threads = name.map_or(threads.clone(), |(_, name)| (*name).to_owned());
+const fn way(share: Option<&'static str>, words: &'static str, array: bool) -> Way {
+    Way {
+        share,
+        words,
+        array,
     }
-    outcome
 }
 
 const WAYS: [Way; 4] = [
-    Way {
-        share: None,
-        words: "",
-        array: true,
-    },
-    Way {
-        share: Some("of its own"),
-        words: "--mps=own",
-        array: true,
-    },
-    Way {
-        share: Some(SHARED),
-        words: "--mps --mps-threads=auto",
-        array: true,
-    },
-    Way {
-        share: Some(AS_RANKS),
-        words: "--mps --mps-threads=auto",
-        array: false,
-    },
+    way(None, "", true),
+    way(Some("one for each job"), "--mps=own", true),
+    way(Some(SHARED), "--mps --mps-threads=auto", true),
+    way(Some(AS_RANKS), "--mps --mps-threads=auto", false),
 ];
 
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    times(section, run)?;
-    let home = run.place.user_dir("shared")?;
-    let Some(dynamics) = Dynamics::prepare(section, run, &home)? else {
-        return Ok(());
-    };
-    let options = Options {
+/// One node with shards of the GPU.
+pub fn shards(run: &Run) -> Options {
+    Options {
         // The simulations, the one that stays, and those that join it.
         cpus: 2 * SHARDS as u32,
         gres_types: vec!["shard".into()],
         gres_count: SHARDS as u32,
-        ..slurm::options(vec![run.number as u32])
-    };
-    slurm::on_bed(section, run, options, |section, bed, user| {
-        let site = Site {
-            run,
-            bed,
-            user,
-            dynamics: &dynamics,
-        };
-        site.gain(section)?;
-        site.bystander(section)?;
-        let state = bed.node_state("node1")?;
-        section.equal("the node is not drained", &state.state.as_str(), &"IDLE");
-        let clean = bed.wait_clean(LIMIT);
-        let left = clean
-            .as_ref()
-            .map_or_else(ToString::to_string, |()| String::new());
-        section.check("nothing left of the jobs", clean.is_ok(), left);
-        Ok(())
-    })?;
-    Ok(fs::remove_dir_all(&home)?)
+        ..one_gpu(run)
+    }
 }
 
 /// How long the first member begins, later ones join and leave, and the last one ends.
-fn times(section: &mut Section, run: &Run) -> Result<()> {
+pub fn times(scene: &mut Scene<'_>) -> Result<()> {
+    const ROUNDS: usize = 5;
+    const MEMBERS: usize = 3;
+    const LIMIT_MS: f64 = 30.0;
+    let run = scene.run;
     let lives = in_turn(&[()], ROUNDS, |(), _| {
         let job = |number: usize| {
             let id = format!("{}.srv", 6500 + number);
-            Job::named(&run.place, run.gpu(), &id)?.under("shared.toml", "shared_gpus = true\n")
+            let job = Job::new(&run.place, &id, PLAIN, &[&run.gpu().uuid])?;
+            job.under("shared_gpus = true\n")
         };
         let jobs = (0..=MEMBERS).map(job).collect::<Result<Vec<_>>>()?;
-        let begins = jobs
-            .iter()
-            .map(|job| Ok(job.prologue(bench::PLAIN)?.success()?.ms()));
+        let begins = jobs.iter().map(|job| Ok(job.prologue()?.success()?.ms()));
         let begins = begins.collect::<Result<Vec<f64>>>()?;
         let ends = jobs.iter().map(|job| Ok(job.epilogue()?.success()?.ms()));
         let mut ends = ends.collect::<Result<Vec<f64>>>()?;
         ends.reverse();
         Ok([begins, ends])
     })?;
-    for (side, [first, later]) in [["first_begin", "join"], ["last_end", "leave"]]
-        .into_iter()
-        .enumerate()
-    {
-        let of = |part: fn(&[f64]) -> &[f64]| -> Vec<f64> {
-            lives[0]
-                .iter()
-                .flat_map(|life| part(&life[side]))
-                .copied()
-                .collect()
-        };
-        section.times(&format!("{first}_ms"), &of(|times| &times[..1]));
-        let later_ms = of(|times| &times[1..]);
-        section.times(&format!("{later}_ms"), &later_ms);
-        let name = format!("{later}: at most {JOIN_LIMIT_MS} ms");
-        let median = median(&later_ms);
-        section.check(name, median <= JOIN_LIMIT_MS, format!("{median} ms"));
+    for (side, first, later) in [(0, "first_begin", "join"), (1, "last_end", "leave")] {
+        let lives = lives[0].iter().map(|life| &life[side]);
+        let first_ms: Vec<f64> = lives.clone().map(|times| times[0]).collect();
+        let later_ms: Vec<f64> = lives.flat_map(|times| &times[1..]).copied().collect();
+        scene.section.times(&format!("{first}_ms"), &first_ms);
+        scene.section.times(&format!("{later}_ms"), &later_ms);
+        let name = format!("{later}: ms at most");
+        scene.section.at_most(name, median(&later_ms), LIMIT_MS);
     }
     Ok(())
-}
-
-struct Site<'a> {
-    run: &'a Run,
-    bed: &'a Bed,
-    user: &'a User,
-    dynamics: &'a Dynamics,
 }
 
 /// Where simulations wait for each other, and where their jobs write.
 struct Gate(PathBuf);
 
 impl Gate {
-    fn make(place: &Place, name: &str) -> Result<Self> {
-        Ok(Self(place.user_dir(&format!("shared/{name}"))?))
+    fn make(scene: &Scene<'_>, name: &str) -> Result<Self> {
+        Ok(Self(scene.run.place.user_dir(&format!("shared/{name}"))?))
     }
 
     fn word(&self) -> String {
@@ -189,113 +112,97 @@ impl Gate {
         format!("--output={}/%j.out", self.0.display())
     }
 
-    fn files(&self, is: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
-        let entries = fs::read_dir(&self.0)?;
-        let paths = entries.map(|entry| Ok(entry?.path()));
-        let is = |path: &PathBuf| {
-            path.file_name()
-                .is_some_and(|name| is(&name.to_string_lossy()))
-        };
-        paths
-            .filter(|path| path.as_ref().map_or(true, is))
-            .collect()
+    /// The files with this begin and this end of their names.
+    fn files(&self, begin: &str, end: &str) -> Vec<PathBuf> {
+        let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let is = |name: &str| name.starts_with(begin) && name.ends_with(end);
+        let files = files.filter(|file| is(&file.file_name().to_string_lossy()));
+        files.map(|file| file.path()).collect()
     }
 
     fn said(&self) -> Result<String> {
-        let files = self.files(|name| name.ends_with(".out"))?;
-        files
-            .iter()
-            .map(|file| Ok(fs::read_to_string(file)?))
-            .collect()
+        let files = self.files("", ".out").into_iter();
+        files.map(|file| Ok(fs::read_to_string(file)?)).collect()
     }
 
     /// Waits until `count` simulations are up, then lets them count.
     fn open(&self, count: usize) -> Result<()> {
-        let up = || {
-            self.files(|name| name.starts_with("up."))
-                .map_or(0, |up| up.len())
-        };
+        let up = || self.files("up.", "").len();
         if !child::until(UP, Duration::from_millis(50), || up() == count)? {
             bail!("{} of {count} simulations are up: {}", up(), self.said()?);
         }
-        let at = (SystemTime::now() + AHEAD).duration_since(UNIX_EPOCH)?;
+        let at = now()? + AHEAD.as_secs_f64();
         let new = self.0.join("new");
-        fs::write(&new, at.as_secs_f64().to_string())?;
+        fs::write(&new, at.to_string())?;
         Ok(fs::rename(new, self.0.join("go"))?)
     }
 }
 
-impl Site<'_> {
-    fn submit(&self, gate: &Gate, words: &str, script: &str) -> Result<u32> {
-        let output = gate.output();
-        let words = words.split_whitespace().chain([&*output]);
-        self.bed
-            .sbatch(self.user, &words.collect::<Vec<_>>(), script)
-    }
-
-    fn gain(&self, section: &mut Section) -> Result<()> {
-        let cases = COUNTS
-            .iter()
-            .flat_map(|count| WAYS.iter().map(|way| (*count, way)));
-        let cases: Vec<_> = cases.collect();
-        let found = in_turn(&cases, 1, |(count, way), _| {
-            self.simulations(section, *count, way)
-        })?;
-        let rows = cases.iter().zip(&found).map(|((count, way), sums)| Row {
-            clients: *count as u32,
-            mps: way.share.is_some(),
-            threads: way.share.map(str::to_owned),
-            percent: None,
-            throughput: Some(sums[0]),
-            runs: sums.clone(),
-            percentiles: Vec::new(),
-            memory_mib: None,
-            failed: None,
-        });
-        let outcome = Outcome {
-            unit: "ns/day".into(),
-            time_unit: None,
-            gpus: 1,
-            gpu_memory_mib: Some(self.run.gpu().total_mib),
-            most_clients: None,
-            pbs: false,
-            rows: rows.collect(),
-            notes: Vec::new(),
-        };
-        let sum = |count: usize, share| {
-            let mut rows = outcome.rows.iter();
-            let row = rows
-                .find(|row| row.clients == count as u32 && row.threads.as_deref() == Some(share));
+/// What simulations in jobs of one user do together, each way.
+pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
+    /// How far jobs that share an MPS may be from one job with as many ranks.
+    const AS_ONE: f64 = 0.03;
+    let mut rows = Vec::new();
+    for count in COUNTS {
+        for way in &WAYS {
+            let sum = scene.simulations_of(count, way)?;
+            rows.push(Row {
+                clients: count as u32,
+                mps: way.share.is_some(),
+                threads: way.share.map(str::to_owned),
+                percent: None,
+                throughput: Some(sum),
+                runs: vec![sum],
+                percentiles: Vec::new(),
+                memory_mib: None,
+                failed: None,
+            });
+        }
+        let figure = |share| {
+            let is = |row: &&Row| row.threads.as_deref() == Some(share);
+            let row = rows.iter().rfind(is);
             row.and_then(|row| row.throughput).context("no figure")
         };
-        for count in COUNTS {
-            let part = sum(count, SHARED)? / sum(count, AS_RANKS)?;
-            let name = format!(
-                "{count} jobs that share an MPS: within {AS_ONE} of {count} ranks of one job"
-            );
-            section.check(
-                name,
-                (part - 1.0).abs() <= AS_ONE,
-                format!("{part:.3} of it"),
-            );
-        }
-        let title = format!("OpenMM in jobs that share one {}", self.run.gpu().name);
-        let mut told = serde_json::to_value(&outcome)?;
-        told["title"] = Value::from(&*title);
-        self.run.keep("shared.json", &format!("{told:#}\n"))?;
-        let svg = plot::svg(&named(outcome), &title);
-        self.run.keep("shared.svg", &svg)
+        let part = figure(SHARED)? / figure(AS_RANKS)?;
+        let name =
+            format!("{count} jobs that share an MPS: within {AS_ONE} of {count} ranks of one job");
+        let is_so = (part - 1.0).abs() <= AS_ONE;
+        scene.section.check(name, is_so, format!("{part:.3} of it"));
+    }
+    let outcome = Outcome {
+        unit: "ns/day".into(),
+        time_unit: None,
+        gpus: 1,
+        gpu_memory_mib: Some(scene.run.gpu().total_mib),
+        most_clients: None,
+        pbs: false,
+        rows,
+        notes: Vec::new(),
+    };
+    let title = format!("OpenMM in jobs that share one {}", scene.run.gpu().name);
+    let mut told = serde_json::to_value(&outcome)?;
+    told["title"] = title.as_str().into();
+    scene.keep_json("shared", &told)?;
+    scene.run.keep("shared.svg", &plot::svg(&outcome, &title))
+}
+
+impl Scene<'_> {
+    fn submit(&self, gate: &Gate, words: &str, script: &str) -> Result<u32> {
+        let (bed, user) = self.bed()?;
+        let output = gate.output();
+        let words = words.split_whitespace().chain([&*output]);
+        bed.sbatch(&user, &words.collect::<Vec<_>>(), script)
     }
 
     /// The sum of `count` simulations that count during the same seconds.
-    fn simulations(&self, section: &mut Section, count: usize, way: &Way) -> Result<f64> {
+    fn simulations_of(&mut self, count: usize, way: &Way) -> Result<f64> {
         let name = match way.share {
             None => format!("{count} simulations, without MPS"),
             Some(share) => format!("{count} simulations, MPS, {share}"),
         };
         eprintln!("hardware: {name}");
-        let gate = Gate::make(&self.run.place, &name.replace([' ', ','], "-"))?;
-        let task = self.dynamics.task("run", COUNTED) + &gate.word();
+        let gate = Gate::make(self, &name.replace([' ', ','], "-"))?;
+        let task = self.simulations()?.task("run", COUNTED) + &gate.word();
         let (words, script) = match way.array {
             true => (
                 format!("--array=1-{count} --gres=shard:{}", SHARDS / count),
@@ -305,117 +212,121 @@ impl Site<'_> {
         };
         self.submit(&gate, &format!("{words} {}", way.words), &script)?;
         gate.open(count)?;
-        self.bed.wait_idle(LIMIT)?;
+        self.bed()?.0.wait_idle(LIMIT)?;
         let said = gate.said()?;
-        let lines = said.lines().filter(|line| line.contains(" ns/day"));
-        let all = lines.map(|line| simulation(line, &self.run.gpus));
-        let all = all.collect::<Result<Vec<_>>>()?;
-        let timely = all.iter().filter(|client| !client.late).count();
-        let seen = if timely == count { String::new() } else { said };
-        section.check(
-            format!("{name}: all counted in time"),
-            timely == count,
-            seen,
-        );
+        let all = simulated(&said, &self.run.gpus)?;
+        let timely = all.iter().filter(|client| !client.late).count() == count;
+        let seen = if timely { String::new() } else { said };
+        self.section
+            .check(format!("{name}: all counted in time"), timely, seen);
         let sum = all.iter().map(|client| client.per_second).sum();
-        section.fact(&name, format!("{sum:.0} ns/day"));
+        self.section.fact(&name, format!("{sum:.0} ns/day"));
         Ok(sum)
-    }
-
-    /// One member simulates and stays. Three kinds of windows take turns: quiet; other jobs join
-    /// and leave; and as many clients start and end in another staying job, which shows what the
-    /// clients themselves cost.
-    fn bystander(&self, section: &mut Section) -> Result<()> {
-        eprintln!("hardware: a member that stays");
-        let place = &self.run.place;
-        let gate = Gate::make(place, "stays")?;
-        let task = self.dynamics.task("watch", STAYS) + &gate.word();
-        let stays = self.submit(&gate, "--mps --gres=shard:1", &task)?;
-        gate.open(1)?;
-        child::pause(AHEAD + Duration::from_secs(1))?;
-        let probe = place.staged("mps-probe")?.display().to_string();
-        let client = format!("{probe} --require-mps >/dev/null && echo fine");
-        let joins = format!("--mps --gres=shard:1 --array=1-{JOINS}%{AT_ONCE}");
-        let clients = format!("for i in $(seq {JOINS}); do {client}; sleep 0.2; done");
-        let others = [
-            ("joins", &*joins, &*client),
-            ("clients", "--mps --gres=shard:1", &*clients),
-        ];
-        let (mut quiet, mut windows) = (Vec::new(), [Vec::new(), Vec::new()]);
-        for round in 1..=2 {
-            quiet.push(window(|| child::pause(QUIET))?);
-            for ((name, words, script), windows) in others.iter().zip(&mut windows) {
-                eprintln!("hardware: {name}, round {round}");
-                let gate = Gate::make(place, &format!("{name}{round}"))?;
-                windows.push(window(|| {
-                    self.submit(&gate, words, script)?;
-                    self.wait_alone()
-                })?);
-                let said = gate.said()?;
-                let fine = said.lines().filter(|line| *line == "fine").count();
-                let name = format!("{JOINS} {name}, round {round}: without an error");
-                let seen = if fine == JOINS { String::new() } else { said };
-                section.check(name, fine == JOINS, seen);
-            }
-        }
-        let state = self.bed.job_state(stays)?;
-        section.equal("the member that stays runs on", &state.as_str(), &"RUNNING");
-        self.bed.said(&format!("scancel {stays}"))?;
-        self.bed.wait_idle(LIMIT)?;
-        let said = gate.said()?;
-        let [joins, clients] = &windows;
-        let mut part = |name: &str, windows: &[Window]| -> Result<f64> {
-            let rates = windows.iter().map(|window| rate(&said, window));
-            let rates = rates.collect::<Result<Vec<_>>>()?;
-            let texts = rates.iter().map(|(rate, pause)| {
-                format!("{rate:.0} ns/day, longest pause {:.0} ms", pause * 1e3)
-            });
-            section.fact(
-                &format!("beside {name}"),
-                texts.collect::<Vec<_>>().join("; "),
-            );
-            let lengths: f64 = windows.iter().map(|window| window.1 - window.0).sum();
-            section.fact(&format!("beside {name}: seconds"), hundredths(lengths));
-            Ok(rates.iter().map(|(rate, _)| rate).sum::<f64>() / rates.len() as f64)
-        };
-        let quiet = part("nothing", &quiet)?;
-        let beside_clients = part("clients of a job that stays", clients)? / quiet;
-        let beside_joins = part("joins", joins)? / quiet;
-        section.fact("clients_alone_leave_it", hundredths(beside_clients * 100.0));
-        let name = format!(
-            "{} joins and leaves cost a member at most {LOSS}",
-            2 * JOINS
-        );
-        section.check(
-            name,
-            beside_joins >= 1.0 - LOSS,
-            format!("{beside_joins:.3} of it is left"),
-        );
-        Ok(())
     }
 
     /// Waits until only the staying job is left, and all other epilogues are over.
     fn wait_alone(&self) -> Result<()> {
+        let (bed, _) = self.bed()?;
         let jobs = self.run.place.run.join("mpsd/jobs");
         let is_alone = || {
-            let queue = self.bed.said("squeue -h -a -r -o %i");
+            let queue = bed.said("squeue -h -a -r -o %i");
             let members = fs::read_dir(&jobs).into_iter().flatten().flatten();
             let members = members.filter(|entry| entry.path().is_dir()).count();
             members == 1 && queue.is_ok_and(|queue| queue.lines().count() == 1)
         };
         match child::until(LIMIT, Duration::from_millis(100), is_alone)? {
             true => Ok(()),
-            false => bail!("the others do not end: {}", self.bed.situation()),
+            false => bail!("the others do not end: {}", bed.situation()),
         }
     }
+}
+
+/// One member simulates and stays. Three kinds of windows take turns: quiet; other jobs join and
+/// leave; and as many clients start and end in another staying job, which shows what the clients
+/// themselves cost.
+pub fn bystander(scene: &mut Scene<'_>) -> Result<()> {
+    /// How much the staying simulation may lose while others join and leave.
+    const LOSS: f64 = 0.02;
+    /// Members that join and leave in a window; at most so many at once.
+    const JOINS: usize = 25;
+    const AT_ONCE: usize = 4;
+    const QUIET: Duration = Duration::from_secs(8);
+    /// Longest time for the staying simulation, seconds.
+    const STAYS: &str = "150";
+    eprintln!("hardware: a member that stays");
+    let gate = Gate::make(scene, "stays")?;
+    let task = scene.simulations()?.task("watch", STAYS) + &gate.word();
+    let stays = scene.submit(&gate, "--mps --gres=shard:1", &task)?;
+    gate.open(1)?;
+    child::pause(AHEAD + Duration::from_secs(1))?;
+    let probe = scene.run.place.staged("mps-probe")?.display().to_string();
+    let client = format!("{probe} --require-mps >/dev/null && echo fine");
+    let joins = format!("--mps --gres=shard:1 --array=1-{JOINS}%{AT_ONCE}");
+    let clients = format!("for i in $(seq {JOINS}); do {client}; sleep 0.2; done");
+    let others = [
+        ("joins", &*joins, &*client),
+        ("clients", "--mps --gres=shard:1", &*clients),
+    ];
+    let (mut quiet, mut windows) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for round in 1..=2 {
+        quiet.push(window(|| child::pause(QUIET))?);
+        for ((name, words, script), windows) in others.iter().zip(&mut windows) {
+            eprintln!("hardware: {name}, round {round}");
+            let gate = Gate::make(scene, &format!("{name}{round}"))?;
+            windows.push(window(|| {
+                scene.submit(&gate, words, script)?;
+                scene.wait_alone()
+            })?);
+            let said = gate.said()?;
+            let fine = said.lines().filter(|line| *line == "fine").count() == JOINS;
+            let name = format!("{JOINS} {name}, round {round}: without an error");
+            let seen = if fine { String::new() } else { said };
+            scene.section.check(name, fine, seen);
+        }
+    }
+    let (bed, _) = scene.bed()?;
+    let state = bed.job_state(stays)?;
+    scene
+        .section
+        .check("the member that stays runs on", state == "RUNNING", state);
+    bed.said(&format!("scancel {stays}"))?;
+    bed.wait_idle(LIMIT)?;
+    let said = gate.said()?;
+    let [joins, clients] = windows;
+    let mut part = |name: &str, windows: Vec<Window>| -> Result<f64> {
+        let rates = windows.iter().map(|window| rate(&said, window));
+        let rates = rates.collect::<Result<Vec<_>>>()?;
+        let text = |(rate, pause): &(f64, f64)| {
+            format!("{rate:.0} ns/day, longest pause {:.0} ms", pause * 1e3)
+        };
+        let texts: Vec<String> = rates.iter().map(text).collect();
+        scene
+            .section
+            .fact(&format!("beside {name}"), texts.join("; "));
+        let lengths: f64 = windows.iter().map(|window| window.1 - window.0).sum();
+        scene
+            .section
+            .fact(&format!("beside {name}: seconds"), hundredths(lengths));
+        Ok(rates.iter().map(|(rate, _)| rate).sum::<f64>() / rates.len() as f64)
+    };
+    let quiet = part("nothing", quiet)?;
+    let beside_clients = part("clients of a job that stays", clients)? / quiet;
+    let beside_joins = part("joins", joins)? / quiet;
+    let name = "clients_alone_leave_it";
+    scene.section.fact(name, hundredths(beside_clients * 100.0));
+    let name = format!(
+        "{} joins and leaves cost a member at most {LOSS}",
+        2 * JOINS
+    );
+    let seen = format!("{beside_joins:.3} of it is left");
+    scene.section.check(name, beside_joins >= 1.0 - LOSS, seen);
+    Ok(())
 }
 
 /// Begin and end, seconds since 1970.
 struct Window(f64, f64);
 
 fn window(act: impl FnOnce() -> Result<()>) -> Result<Window> {
-    let now =
-        || Ok::<_, anyhow::Error>(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64());
     let begin = now()?;
     act()?;
     Ok(Window(begin, now()?))

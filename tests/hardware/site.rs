@@ -19,11 +19,14 @@ use tests::child;
 
 use crate::clients::Limits;
 use crate::floor::Daemon;
+use crate::programs::ProgramOptions;
 use crate::result::Section;
 
 const PROGRAM_DIRS: &str = "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
 const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
                             /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
+
+pub const PACK: &str = "pack it again with 'cargo xtask hardware --pack DIR'";
 
 /// The folder with an earlier build's programs, in the package and in the staged place.
 pub const BEFORE: &str = "before";
@@ -103,7 +106,7 @@ pub struct Run {
     pub package: PathBuf,
     pub out: Option<PathBuf>,
     pub pairs: usize,
-    pub programs: crate::programs::ProgramOptions,
+    pub programs: ProgramOptions,
 }
 
 impl Run {
@@ -132,9 +135,7 @@ pub struct Place {
 impl Place {
     pub fn make(user: User) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
-            bail!(
-                "run it as root: it plays the scheduler, which starts things for an ordinary user"
-            );
+            bail!("run it as root: it plays the scheduler of an ordinary user's jobs");
         }
         let mut place = Self {
             dir: fresh("/var/lib")?,
@@ -155,8 +156,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Copies the programs of `from` here, and an earlier build's beside them, because an ordinary
-    /// user may not reach the checkout.
+    /// Copies the programs of `from` here, because an ordinary user may not reach the checkout.
     pub fn stage(&self, from: &Path) -> Result<()> {
         copy_programs(from, &self.bin(""))?;
         let before = from.join(BEFORE);
@@ -174,9 +174,7 @@ impl Place {
     pub fn staged(&self, name: &str) -> Result<PathBuf> {
         let path = self.bin(name);
         if !path.is_file() {
-            bail!(
-                "program '{name}' is not in this package: pack it again with 'cargo xtask hardware --pack DIR'"
-            );
+            bail!("program '{name}' is not in this package: {PACK}");
         }
         Ok(path)
     }
@@ -197,7 +195,7 @@ impl Place {
         Ok(dir)
     }
 
-    /// NVIDIA's daemon and server by the shortest possible means.
+    /// NVIDIA's daemon and server alone, unchecked.
     pub fn daemon(&self, gpu: &str, name: &str) -> Result<Daemon<'_>> {
         let control = program("nvidia-cuda-mps-control")?;
         let directory = self.user_dir(name)?;

@@ -11,60 +11,20 @@ use std::time::{Duration, Instant};
 use ::tests::child;
 use ::tests::double::remove_cgroup;
 use ::tests::samples::milliseconds;
-use ::tests::slurm::{Bed, Gpus, Options, User, unified};
-use anyhow::{Context, Result, bail};
+use ::tests::slurm::{Bed, Gpus, Options, unified};
+use anyhow::{Context, Result, ensure};
 
-use crate::clients::{self, CLIENTS};
+use crate::job;
 use crate::result::Section;
-use crate::site::Run;
-use crate::{job, site};
+use crate::runner::Scene;
+use crate::site::{self, PACK, Run};
 
-const SRUN: Duration = Duration::from_secs(90);
-
-/// How often the job runs: the first run also brings the programs into the page cache.
-const RUNS: usize = 3;
-
-pub fn run(section: &mut Section, run: &Run) -> Result<()> {
-    let options = options(vec![run.number as u32]);
-    on_bed(section, run, options, |section, bed, user| {
-        (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
-        // srun returns before the epilog has run; until then the node is COMPLETING.
-        let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
-        let is_idle = || state().is_ok_and(|state| state == "IDLE");
-        child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
-        let state = state()?;
-        section.check("the node is idle and not drained", state == "IDLE", state);
-        let left = bed.left_behind();
-        section.none("nothing left of the jobs", &left);
-        Ok(())
-    })
-}
-
-pub fn on_bed<T>(
-    section: &mut Section,
-    run: &Run,
-    options: Options,
-    act: impl FnOnce(&mut Section, &Bed, &User) -> Result<T>,
-) -> Result<T> {
-    let _slurm = Debs::install(&run.package.join("debs"))?;
-    let place = &run.place;
-    let config = job::config(place)?;
+/// Starts a Slurm with the staged plugin.
+pub fn start(section: &mut Section, run: &Run, options: Options) -> Result<Bed> {
+    let config = job::configure(&run.place, "")?;
     let mut bed = Bed::create(options)?;
-    let plugin = place.staged("spank_mps.so")?;
-    bed.options_mut().load(&plugin, &config, &place.bin(""));
-    start(section, &bed)?;
-    let user = User::named(&run.place.user.name)?;
-    let outcome = act(section, &bed, &user);
-    if outcome.is_err() {
-        section.fact("slurmd_log", tail(&bed.log("node1")));
-    }
-    let outcome = outcome?;
-    let forced = bed.end()?;
-    section.none("Slurm ended by itself", &forced);
-    Ok(outcome)
-}
-
-fn start(section: &mut Section, bed: &Bed) -> Result<()> {
+    let plugin = run.place.staged("spank_mps.so")?;
+    bed.options_mut().load(&plugin, &config, &run.place.bin(""));
     let begin = Instant::now();
     let up = bed.start();
     if up.is_err() {
@@ -75,45 +35,52 @@ fn start(section: &mut Section, bed: &Bed) -> Result<()> {
     section.fact("slurm_up_ms", milliseconds(begin.elapsed()));
     let version = bed.root(&["scontrol", "--version"])?.stdout;
     section.fact("version", version.trim());
-    Ok(())
+    Ok(bed)
 }
 
-pub fn options(minors: Vec<u32>) -> Options {
+/// One node with the GPU of the run.
+pub fn one_gpu(run: &Run) -> Options {
     Options {
         nodes: 1,
-        cpus: CLIENTS as u32,
-        gpus: Gpus::Real(minors),
+        cpus: 16,
+        gpus: Gpus::Real(vec![run.number as u32]),
         ..Options::default()
     }
 }
 
-fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) -> Result<()> {
-    let (place, limits) = (&run.place, &run.limits);
-    let probe = place.staged("mps-probe")?.display().to_string();
-    let tasks = format!("-n{CLIENTS}");
-    let mut words = vec!["--gres=gpu:1", "--mps", "--mps-threads=25", "--mps-mem=4G"];
-    words.extend([&*tasks, &probe]);
-    let options = limits.probe_options();
-    words.extend(options.iter().map(String::as_str));
-    let finished = bed.srun(user, &words, SRUN)?;
-    section.fact(&format!("srun_{number}_ms"), finished.ms());
-    let good = finished.code == Some(0);
-    let story = match good {
-        true => finished.what.clone(),
-        false => format!("{}\n{}{}", finished.what, finished.stdout, finished.stderr),
-    };
-    section.check(format!("srun {number}"), good, story);
-    let clients = clients::from_lines(&finished.stdout, finished.code);
-    section.equal(
-        format!("srun {number}: a report of each task"),
-        &clients.len(),
-        &CLIENTS,
-    );
-    clients::judge(section, &clients, limits);
+/// One node with one GPU or two.
+pub fn two_gpus(run: &Run) -> Options {
+    Options {
+        gpus: Gpus::Real((0..run.gpus.len().min(2) as u32).collect()),
+        ..one_gpu(run)
+    }
+}
+
+/// One node with all GPUs and cores of the machine.
+pub fn all_gpus(run: &Run) -> Options {
+    Options {
+        cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
+        gpus: Gpus::Real((0..run.gpus.len() as u32).collect()),
+        ..one_gpu(run)
+    }
+}
+
+/// The node is as before all jobs.
+pub fn nothing_left(scene: &mut Scene<'_>) -> Result<()> {
+    let (bed, _) = scene.bed()?;
+    bed.wait_idle(COMMAND)?;
+    let state = bed.node_state("node1")?.state;
+    let name = "the node is idle and not drained";
+    scene.section.check(name, state == "IDLE", state);
+    let left = bed.wait_clean(COMMAND).err().map(|left| left.to_string());
+    let none = left.is_none();
+    scene
+        .section
+        .check("nothing left of the jobs", none, left.unwrap_or_default());
     Ok(())
 }
 
-fn tail(log: &str) -> String {
+pub fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
@@ -126,7 +93,7 @@ const COMMAND: Duration = Duration::from_secs(60);
 const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
 
 #[derive(Debug, Default)]
-struct Debs {
+pub struct Debs {
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
     hosts: Option<Vec<u8>>,
@@ -135,7 +102,7 @@ struct Debs {
 
 impl Debs {
     /// Unpacks every `.deb` of `from`, unless the machine has a Slurm of its own.
-    fn install(from: &Path) -> Result<Self> {
+    pub fn install(from: &Path) -> Result<Self> {
         let mut brought = Self::default();
         brought.name_this_host()?;
         brought.slice = unified() && fs::create_dir(SLICE).is_ok();
@@ -144,23 +111,19 @@ impl Debs {
         }
         let dpkg = site::program("dpkg")?;
         let scratch = tempfile::tempdir().context("no directory for the packages")?;
-        let mut count = 0;
-        for entry in
-            fs::read_dir(from).with_context(|| format!("no packages in '{}'", from.display()))?
-        {
-            let file = entry?.path();
-            if file.extension().is_some_and(|kind| kind == "deb") {
-                let mut unpack = Command::new(&dpkg);
-                unpack.arg("-x").args([&file, scratch.path()]);
-                child::run(&mut unpack, "", COMMAND)?.success()?;
-                count += 1;
-            }
-        }
-        if count == 0 {
-            bail!(
-                "no packages in '{}': pack it again with 'cargo xtask hardware --pack DIR'",
-                from.display()
-            );
+        let entries = fs::read_dir(from).into_iter().flatten().flatten();
+        let debs = entries.map(|entry| entry.path());
+        let debs = debs.filter(|file| file.extension().is_some_and(|kind| kind == "deb"));
+        let debs: Vec<PathBuf> = debs.collect();
+        ensure!(
+            !debs.is_empty(),
+            "no packages in '{}': {PACK}",
+            from.display()
+        );
+        for file in &debs {
+            let mut unpack = Command::new(&dpkg);
+            unpack.arg("-x").args([file, scratch.path()]);
+            child::run(&mut unpack, "", COMMAND)?.success()?;
         }
         brought.copy_missing(scratch.path(), Path::new("/"))?;
         for name in PLAIN {
@@ -255,14 +218,9 @@ mod tests {
         fs::write(to.path().join("usr/there"), "machine").unwrap();
         let mut brought = Debs::default();
         brought.copy_missing(from.path(), to.path()).unwrap();
-        assert_eq!(
-            fs::read_to_string(to.path().join("usr/lib/new")).unwrap(),
-            "deb"
-        );
-        assert_eq!(
-            fs::read_to_string(to.path().join("usr/there")).unwrap(),
-            "machine"
-        );
+        let read = |name: &str| fs::read_to_string(to.path().join(name)).unwrap();
+        assert_eq!(read("usr/lib/new"), "deb");
+        assert_eq!(read("usr/there"), "machine");
         assert_eq!(brought.files.len(), 1);
         // Without this machine's loader cache: the test brought no library.
         for file in brought.files.drain(..) {

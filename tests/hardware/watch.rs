@@ -36,6 +36,13 @@ pub struct Mark {
     pub what: String,
 }
 
+impl Mark {
+    pub fn new(at: f64, who: &str, what: impl Into<String>) -> Self {
+        let (who, what) = (who.to_owned(), what.into());
+        Self { at, who, what }
+    }
+}
+
 pub struct Watch {
     pub began: Instant,
     stop: Arc<AtomicBool>,
@@ -102,8 +109,7 @@ impl Watcher {
 
     fn mark(&mut self, who: &str, what: String) {
         let at = milliseconds(self.began.elapsed());
-        let who = who.to_owned();
-        self.marks.push(Mark { at, who, what });
+        self.marks.push(Mark::new(at, who, what));
     }
 
     fn look(&mut self) -> Result<()> {
@@ -126,11 +132,8 @@ impl Watcher {
                 self.mark(&name, format!("starts ({pid})"));
             }
         }
-        let gone = self
-            .processes
-            .keys()
-            .copied()
-            .filter(|pid| !pids.contains(pid) || is_zombie(*pid));
+        let known = self.processes.keys().copied();
+        let gone = known.filter(|pid| !pids.contains(pid) || is_zombie(*pid));
         for pid in gone.collect::<Vec<_>>() {
             if let Some((_, Some(name))) = self.processes.remove(&pid) {
                 self.mark(&name, format!("has ended ({pid})"));
@@ -159,11 +162,8 @@ impl Watcher {
     }
 
     fn made(&mut self, path: &Path, how: &str) {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
         if name.ends_with(".log") && !self.logs.contains_key(path) {
             let file = File::open(path).ok();
             self.logs
@@ -179,10 +179,8 @@ impl Watcher {
 
     fn read_files(&mut self) {
         for event in self.files.read_events().unwrap_or_default() {
-            let directory = self
-                .directories
-                .iter()
-                .find(|(watched, _)| *watched == event.wd);
+            let mut watched = self.directories.iter();
+            let directory = watched.find(|(watched, _)| *watched == event.wd);
             let (Some((_, directory)), Some(name)) = (directory, &event.name) else {
                 continue;
             };
@@ -209,9 +207,7 @@ impl Watcher {
             while let Some(end) = rest.find('\n') {
                 let line: String = rest.drain(..=end).collect();
                 // Without its stamp, which has milliseconds of the wall clock.
-                let said = line
-                    .split_once("] ")
-                    .map_or(line.as_str(), |(_, said)| said);
+                let said = line.split_once("] ").map_or(&*line, |(_, said)| said);
                 lines.push(said.trim().to_owned());
             }
         }

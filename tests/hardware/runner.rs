@@ -1,0 +1,333 @@
+//! A case of the table, and the one runner of its steps: it starts, waits, collects, checks and
+//! writes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ::tests::child::{self, Ran, Running};
+use ::tests::slurm::{Bed, Options, User};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::job::{Job, Order};
+use crate::load::{Dynamics, Load, Program, Sweep};
+use crate::look;
+use crate::result::Section;
+use crate::site::{self, Run};
+use crate::slurm::Debs;
+use crate::times::{Ratio, Side};
+
+/// Longest time for a client or a program of ours.
+pub const PROGRAM: Duration = Duration::from_secs(60);
+const OFTEN: Duration = Duration::from_millis(100);
+
+pub struct Case {
+    /// Its word on the command line.
+    pub name: &'static str,
+    pub shows: &'static str,
+    /// GPUs that it needs. With one or more, the machine must look afterwards as before.
+    pub gpus: usize,
+    pub in_whole: bool,
+    pub steps: &'static [Step],
+}
+
+pub enum Step {
+    Begin(Order),
+    End(&'static str),
+    Start(Clients),
+    /// Clients of this name have ended with this exit code within these milliseconds.
+    Ended(&'static str, i32, Option<f64>),
+    /// A client of this name still runs.
+    RunsOn(&'static str),
+    /// `mpsctl status` of a job has so many clients.
+    Attached(&'static str, &'static str, usize),
+    Pause(Duration),
+    /// A real Slurm, until the case has ended.
+    Slurm(fn(&Run) -> Options),
+    /// The case ends here if the machine lacks what the rest needs.
+    Only(fn(&mut Scene<'_>) -> Result<bool>),
+    Sides(&'static [Side], &'static [Ratio]),
+    Loads(Program, fn(&Run) -> Vec<Load>, &'static str),
+    Sweeps(&'static str, Sweep),
+    Do(fn(&mut Scene<'_>) -> Result<()>),
+}
+
+/// Processes of `cuda-load` in a job.
+#[derive(Clone, Copy)]
+pub struct Clients {
+    pub who: &'static str,
+    pub job: &'static str,
+    pub count: usize,
+    pub work: Work,
+}
+
+#[derive(Clone, Copy)]
+pub struct Work {
+    /// From the start until it counts, and for how long, seconds.
+    pub after: f64,
+    pub seconds: f64,
+    pub blocks: u32,
+    pub memory_mib: u64,
+    /// The next step waits until the job's status has the client.
+    pub attached: bool,
+}
+
+impl Work {
+    pub const fn new(after: f64, seconds: f64) -> Self {
+        Self {
+            after,
+            seconds,
+            blocks: 1,
+            memory_mib: 0,
+            attached: false,
+        }
+    }
+}
+
+/// What a client of `cuda-load` or a simulation says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Counted {
+    pub rank: usize,
+    pub uuid: String,
+    pub late: bool,
+    pub per_second: f64,
+    /// When its first kernel had ended, seconds since 1970.
+    pub first_at: f64,
+}
+
+pub fn counted(said: &str) -> Vec<Counted> {
+    let clients = said.lines().filter(|line| line.starts_with('{'));
+    clients
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
+}
+
+/// Dropped in this order: clients, jobs, Slurm.
+pub struct Scene<'a> {
+    pub run: &'a Run,
+    pub section: &'a mut Section,
+    pub home: PathBuf,
+    clients: Vec<(&'static str, Running)>,
+    jobs: Vec<Rc<Job<'a>>>,
+    pub dynamics: Option<Rc<Dynamics>>,
+    /// The last started client of each name.
+    pub pids: BTreeMap<&'static str, u32>,
+    /// What a case writes at its end.
+    pub kept: String,
+    slurm: Option<(Rc<Bed>, User, Debs)>,
+}
+
+/// Runs a case. It records that it was left out if the machine has too few GPUs.
+pub fn carry_out(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
+    match case.gpus {
+        0 => steps(case, section, run),
+        least if run.gpus.len() < least => {
+            section.fact("left_out", "this machine has one GPU");
+            Ok(())
+        }
+        _ => look::unchanged(section, run, |section| steps(case, section, run)),
+    }
+}
+
+fn steps(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
+    let home = run.place.user_dir(case.name)?;
+    let mut scene = Scene {
+        run,
+        section,
+        home: home.clone(),
+        clients: Vec::new(),
+        jobs: Vec::new(),
+        dynamics: None,
+        pids: BTreeMap::new(),
+        kept: String::new(),
+        slurm: None,
+    };
+    let done = scene.steps(case.steps);
+    let ended = scene.end_slurm(done.is_err());
+    drop(scene);
+    let removed = fs::remove_dir_all(home);
+    done.and(ended)?;
+    Ok(removed?)
+}
+
+impl<'a> Scene<'a> {
+    fn steps(&mut self, steps: &'static [Step]) -> Result<()> {
+        for step in steps {
+            child::go_on()?;
+            match step {
+                Step::Only(has) if !has(self)? => break,
+                _ => self.step(step)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &'static Step) -> Result<()> {
+        match step {
+            Step::Begin(order) => self.begin(order).map(drop),
+            Step::End(id) => self.end(id).map(drop),
+            Step::Start(clients) => self.start(clients),
+            Step::Ended(who, code, within) => self.ended(who, *code, *within),
+            Step::RunsOn(who) => {
+                let mut all = self.clients.iter().filter(|(name, _)| name == who);
+                let runs = all.all(|(_, client)| child::alive(client.pid()));
+                self.section.check(format!("{who} runs on"), runs, "");
+                Ok(())
+            }
+            Step::Attached(id, what, count) => self.attached(id, what, *count),
+            Step::Pause(length) => child::pause(*length),
+            Step::Slurm(options) => self.start_slurm(options(self.run)),
+            Step::Only(_) => Ok(()),
+            Step::Sides(sides, ratios) => self.sides(sides, self.run.pairs, ratios),
+            Step::Loads(program, loads, file) => self.loads(*program, &loads(self.run), file),
+            Step::Sweeps(id, sweep) => self.sweep(id, sweep),
+            Step::Do(act) => act(self),
+        }
+    }
+
+    pub fn begin(&mut self, order: &Order) -> Result<Rc<Job<'a>>> {
+        let job = Rc::new(Job::of(self.run, order)?);
+        self.jobs.push(Rc::clone(&job));
+        let prologue = job.prologue()?;
+        let good = self
+            .section
+            .good(format!("{}: mps-prologue", order.id), &prologue);
+        ensure!(good, "the job did not start: {}", prologue.story());
+        self.section
+            .fact(&format!("{}: prologue_ms", order.id), prologue.ms());
+        let name = "the prologue's output is closed when it has ended";
+        self.section
+            .check(name, !prologue.held_open, "a pipe of the mom");
+        Ok(job)
+    }
+
+    pub fn end(&mut self, id: &str) -> Result<Ran> {
+        let epilogue = self.job(id)?.epilogue()?;
+        self.section.good(format!("{id}: mps-epilogue"), &epilogue);
+        self.section
+            .fact(&format!("{id}: epilogue_ms"), epilogue.ms());
+        Ok(epilogue)
+    }
+
+    pub fn job(&self, id: &str) -> Result<Rc<Job<'a>>> {
+        let job = self.jobs.iter().find(|job| job.id == id);
+        job.cloned()
+            .with_context(|| format!("no job '{id}' was begun"))
+    }
+
+    fn start(&mut self, clients: &Clients) -> Result<()> {
+        let job = self.job(clients.job)?;
+        let started = job.load(clients.count, &clients.work)?;
+        self.pids
+            .extend(started.iter().map(|client| (clients.who, client.pid())));
+        self.give(clients.who, started);
+        Ok(())
+    }
+
+    pub fn give(&mut self, who: &'static str, clients: Vec<Running>) {
+        self.clients
+            .extend(clients.into_iter().map(|client| (who, client)));
+    }
+
+    /// The clients of this name, that are no longer the runner's.
+    pub fn take(&mut self, who: &str) -> Vec<Running> {
+        let all = std::mem::take(&mut self.clients);
+        let (own, rest) = all.into_iter().partition(|(name, _)| *name == who);
+        self.clients = rest;
+        let own: Vec<(&str, Running)> = own;
+        own.into_iter().map(|(_, client)| client).collect()
+    }
+
+    fn ended(&mut self, who: &str, code: i32, within: Option<f64>) -> Result<()> {
+        for client in self.take(who) {
+            let ran = client.finish(PROGRAM)?;
+            let name = format!("{who} has ended with {code}");
+            self.section
+                .check(name, ran.code == Some(code), ran.story());
+            if let Some(most) = within {
+                let name = format!("{who}: ms until it has ended");
+                self.section.at_most(name, ran.ms(), most);
+            }
+        }
+        Ok(())
+    }
+
+    fn attached(&mut self, id: &str, what: &str, count: usize) -> Result<()> {
+        let job = self.job(id)?;
+        let mut seen = 0;
+        child::until(PROGRAM / 3, OFTEN * 2, || {
+            seen = job.clients().map_or(0, |clients| clients.len());
+            seen == count
+        })?;
+        self.section
+            .equal(format!("{what}: clients in the status"), &seen, &count);
+        Ok(())
+    }
+
+    /// The environment of a program in the user's home directory of this case.
+    pub fn env(&self) -> BTreeMap<String, String> {
+        site::home_env(&self.run.place, &self.home)
+    }
+
+    /// `mpsctl exec --` in a task of a job, in that directory.
+    pub fn exec(&self, job: &Job<'_>, more: &[(&str, String)]) -> Result<Command> {
+        let mut env = self.env();
+        env.extend(
+            more.iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
+        let mut command = job.user_mpsctl(env)?;
+        command.args(["exec", "--"]).current_dir(&self.home);
+        Ok(command)
+    }
+
+    /// What a command of `mpsctl` in that directory says with `--json`. It must succeed.
+    pub fn told(&mut self, job: &Job<'_>, what: &str, words: &[&str]) -> Result<Value> {
+        let mut command = job.user_mpsctl(self.env())?;
+        command.args(words).current_dir(&self.home);
+        let ran = child::run(&mut command, "", PROGRAM * 7)?;
+        eprint!("{}", ran.stderr);
+        let good = ran.code == Some(0);
+        self.section.check(what, good, ran.stderr.as_str());
+        serde_json::from_str(&ran.stdout).with_context(|| ran.story())
+    }
+
+    /// Writes a result beside `hardware.toml`.
+    pub fn keep_json(&self, name: &str, told: &Value) -> Result<()> {
+        self.run
+            .keep(&format!("{name}.json"), &format!("{told:#}\n"))
+    }
+
+    pub fn bed(&self) -> Result<(Rc<Bed>, User)> {
+        let slurm = self.slurm.as_ref().context("no Slurm runs")?;
+        Ok((Rc::clone(&slurm.0), slurm.1.clone()))
+    }
+
+    fn start_slurm(&mut self, options: Options) -> Result<()> {
+        let debs = Debs::install(&self.run.package.join("debs"))?;
+        let bed = crate::slurm::start(self.section, self.run, options)?;
+        let user = User::named(&self.run.place.user.name)?;
+        self.slurm = Some((Rc::new(bed), user, debs));
+        Ok(())
+    }
+
+    fn end_slurm(&mut self, failed: bool) -> Result<()> {
+        let Some((bed, _, _)) = &self.slurm else {
+            return Ok(());
+        };
+        if failed {
+            self.section
+                .fact("slurmd_log", crate::slurm::tail(&bed.log("node1")));
+            return Ok(());
+        }
+        let forced = bed.end()?;
+        self.section.none("Slurm ended by itself", &forced);
+        Ok(())
+    }
+}

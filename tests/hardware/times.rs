@@ -1,0 +1,550 @@
+//! Times of begins and ends, all sides in turn: NVIDIA's own programs alone, a job, and what a user
+//! of Slurm waits for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ::tests::child;
+use ::tests::samples::{in_turn, milliseconds, rounded};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use mpsd::node::worker::{NvmlWorker, Question};
+use mpsd_core::{ComputeMode, GpuUuid};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use runner::sweep::plot::{self, Bar};
+use toml::{Table, Value};
+
+use crate::job::{self, Job, PLAIN, within};
+use crate::result::{Section, median, spread};
+use crate::runner::{PROGRAM, Scene, counted};
+use crate::site::{self, BEFORE, Gpu, Place, Run};
+
+/// What begins and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// NVIDIA's daemon and server alone, unchecked.
+    Hand(Nvml),
+    /// The same where they can open the job's GPU alone.
+    Hidden,
+    /// The same in a new cgroup below the one of Slurm's jobs' daemons.
+    InCgroup,
+    /// A job with this account string.
+    Job(&'static str),
+    /// A job of the earlier build, if one is packed.
+    Before,
+    /// `srun` with these words, of so many ranks with small kernels if it is not zero. It begins
+    /// until the first kernel of its last rank has ended, and it ends with `srun`.
+    Srun(&'static str, usize),
+}
+
+/// NVML beside NVIDIA's programs, in its own process as under root's programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nvml {
+    Absent,
+    /// It looks at the GPU while they begin, and again while they end.
+    Beside,
+    /// It has looked at the GPU before.
+    Loaded,
+}
+
+/// The GPUs of a round.
+type On = fn(&Run, usize) -> &[Gpu];
+
+/// A begin and an end to measure. On several GPUs all begin at once and all end at once, and the
+/// last of them counts.
+pub struct Side {
+    pub names: [&'static str; 2],
+    pub by: By,
+    on: On,
+    /// Nothing happens so long before each.
+    pub rest: Duration,
+}
+
+impl Side {
+    pub const fn new(names: [&'static str; 2], by: By) -> Self {
+        let rest = Duration::ZERO;
+        Self {
+            names,
+            by,
+            on: own,
+            rest,
+        }
+    }
+
+    pub const fn on(self, on: On) -> Self {
+        Self { on, ..self }
+    }
+
+    pub const fn after(self, rest: Duration) -> Self {
+        Self { rest, ..self }
+    }
+}
+
+fn own(run: &Run, _: usize) -> &[Gpu] {
+    slice::from_ref(run.gpu())
+}
+
+pub fn another(run: &Run, round: usize) -> &[Gpu] {
+    slice::from_ref(&run.gpus[round % run.gpus.len()])
+}
+
+pub fn all(run: &Run, _: usize) -> &[Gpu] {
+    &run.gpus
+}
+
+/// Medians to compare: a fact, and a check if it has a limit for the machine's GPUs.
+pub struct Ratio {
+    pub fact: &'static str,
+    pub of: Part,
+    pub by: Part,
+    /// The GPUs of a machine (zero: any), and the most that is allowed there.
+    pub most: &'static [(usize, f64)],
+    /// It may also be as high as this one: NVIDIA's own programs take turns too.
+    pub or: Option<(Part, Part)>,
+}
+
+/// A side by its place, and its begin or its end.
+type Part = (usize, usize);
+pub const BEGIN: usize = 0;
+pub const END: usize = 1;
+
+pub const fn ratio(fact: &'static str, of: Part, by: Part) -> Ratio {
+    Ratio {
+        fact,
+        of,
+        by,
+        most: &[],
+        or: None,
+    }
+}
+
+/// How long a begin and an end took, milliseconds.
+pub struct Life {
+    pub ms: [f64; 2],
+    /// When the end was begun, or `srun` had ended.
+    pub end: Instant,
+    /// When the last first kernel had ended, milliseconds after the begin.
+    pub first_kernel: Option<f64>,
+}
+
+impl Scene<'_> {
+    /// Records the times of all sides, in turn, and how their medians compare.
+    pub fn sides(&mut self, sides: &[Side], rounds: usize, ratios: &[Ratio]) -> Result<()> {
+        let has_before = self.run.place.bin(BEFORE).is_dir();
+        let sides = sides
+            .iter()
+            .filter(|side| has_before || side.by != By::Before);
+        let sides: Vec<&Side> = sides.collect();
+        self.section.fact("pairs", rounds as i64);
+        let lives = in_turn(&sides, rounds, |side, round| {
+            child::pause(side.rest)?;
+            let life = self.live(side, round)?;
+            // Time for the driver to settle, the same for all sides.
+            child::pause(Duration::from_millis(200))?;
+            Ok(life.ms)
+        })?;
+        let mut medians = Vec::new();
+        for (side, lives) in sides.iter().zip(&lives) {
+            medians.push([BEGIN, END].map(|part| {
+                let times: Vec<f64> = lives.iter().map(|life| life[part]).collect();
+                self.section.times(side.names[part], &times);
+                median(&times)
+            }));
+        }
+        let there = ratios.iter().filter(|ratio| ratio.of.0 < medians.len());
+        for ratio in there {
+            self.compare(ratio, &medians);
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, ratio: &Ratio, medians: &[[f64; 2]]) {
+        /// Two ratios of medians within this count as equal.
+        const NOISE: f64 = 1.1;
+        let at = |of: Part, by: Part| medians[of.0][of.1] / medians[by.0][by.1];
+        let seen = rounded(at(ratio.of, ratio.by));
+        self.section.fact(ratio.fact, seen);
+        let floor = ratio.or.map_or(0.0, |(of, by)| at(of, by) * NOISE);
+        let gpus = self.run.gpus.len();
+        for (_, most) in ratio.most.iter().filter(|(of, _)| [0, gpus].contains(of)) {
+            let name = format!("{}: at most {most}", ratio.fact);
+            self.section.at_most(name, seen, most.max(floor));
+        }
+    }
+
+    pub fn live(&self, side: &Side, round: usize) -> Result<Life> {
+        let (place, gpus, rest) = (&self.run.place, (side.on)(self.run, round), side.rest);
+        match side.by {
+            By::Hand(nvml) => daemons(place, gpus, nvml, rest),
+            By::Hidden => hidden(&others(self.run)?, || {
+                daemons(place, gpus, Nvml::Absent, rest)
+            }),
+            By::InCgroup => {
+                let group = Path::new("/sys/fs/cgroup/system.slice/mpsd.service/by-hand");
+                fs::create_dir_all(group)?;
+                let life = within(group, || daemons(place, gpus, Nvml::Absent, rest));
+                fs::remove_dir(group)?;
+                life
+            }
+            By::Job(account) => jobs(place, gpus, account, false, rest),
+            By::Before => jobs(place, gpus, job::ACCOUNT, true, rest),
+            By::Srun(words, ranks) => self.srun(words, ranks),
+        }
+    }
+
+    fn srun(&self, words: &str, ranks: usize) -> Result<Life> {
+        let (bed, user) = self.bed()?;
+        let mut line = words.to_owned();
+        if ranks > 0 {
+            let load = self.run.place.staged("cuda-load")?.display().to_string();
+            line += &format!(" -n{ranks} {load} --by-rank --after 0 --seconds 0");
+        }
+        let words: Vec<&str> = line.split(' ').collect();
+        let began = now()?;
+        let ran = bed.srun(&user, &words, PROGRAM)?.success()?;
+        let end = Instant::now();
+        // `srun` returns before the epilog has run, and the next job would wait for the epilog.
+        bed.wait_idle(PROGRAM)?;
+        let clients = counted(&ran.stdout);
+        ensure!(clients.len() == ranks, "not {ranks}: {}", ran.story());
+        let ends = clients.iter().map(|client| client.first_at);
+        let last = ends.reduce(f64::max);
+        let first_kernel = last.map(|last| rounded((last - began) * 1e3));
+        Ok(Life {
+            ms: [first_kernel.unwrap_or_default(), ran.ms()],
+            end,
+            first_kernel,
+        })
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
+}
+
+fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml, rest: Duration) -> Result<Life> {
+    let begin = |(number, gpu): (usize, &Gpu)| {
+        let start = || place.daemon(&gpu.uuid, &format!("floor{number}"));
+        let look = || look_at(place, gpu);
+        let daemon = with_nvml(nvml, look, start)?;
+        Ok((milliseconds(daemon.ready), daemon))
+    };
+    life(gpus, rest, begin, |(gpu, daemon)| {
+        let quit = with_nvml(nvml, || look_at(place, gpu), || daemon.quit())?;
+        Ok(milliseconds(quit))
+    })
+}
+
+fn jobs(place: &Place, gpus: &[Gpu], account: &str, before: bool, rest: Duration) -> Result<Life> {
+    let begin = |(number, gpu): (usize, &Gpu)| {
+        let id = format!("{}.srv", 6100 + number);
+        let mut job = Job::new(place, &id, account, &[&gpu.uuid])?;
+        job.before = before;
+        Ok((job.prologue()?.success()?.ms(), job))
+    };
+    let end = |(_, job): (&Gpu, Job<'_>)| Ok(job.epilogue()?.success()?.ms());
+    life(gpus, rest, begin, end)
+}
+
+/// Begins on all GPUs at once, and ends on all at once.
+fn life<'a, T: Send>(
+    gpus: &'a [Gpu],
+    rest: Duration,
+    begin: impl Fn((usize, &'a Gpu)) -> Result<(f64, T)> + Sync,
+    end: impl Fn((&'a Gpu, T)) -> Result<f64> + Sync,
+) -> Result<Life> {
+    let begun = each(gpus.iter().enumerate().collect(), &begin)?;
+    child::pause(rest)?;
+    let (times, begun): (Vec<f64>, Vec<T>) = begun.into_iter().unzip();
+    let end_begins = Instant::now();
+    let ends = each(gpus.iter().zip(begun).collect(), &end)?;
+    let last = |times: Vec<f64>| times.into_iter().fold(0.0, f64::max);
+    let ms = [last(times), last(ends)];
+    Ok(Life {
+        ms,
+        end: end_begins,
+        first_kernel: None,
+    })
+}
+
+fn each<T: Send, U: Send>(all: Vec<T>, act: &(impl Fn(T) -> Result<U> + Sync)) -> Result<Vec<U>> {
+    thread::scope(|scope| {
+        let start = |one| scope.spawn(move || act(one));
+        let threads: Vec<_> = all.into_iter().map(start).collect();
+        let ended = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a thread panicked"),
+        });
+        ended.collect()
+    })
+}
+
+fn with_nvml<T>(
+    nvml: Nvml,
+    look: impl FnOnce() -> Result<NvmlWorker> + Send,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    match nvml {
+        Nvml::Absent => act(),
+        Nvml::Loaded => {
+            let _looked = look()?;
+            act()
+        }
+        Nvml::Beside => thread::scope(|scope| {
+            let (done, told) = mpsc::channel::<()>();
+            // The worker ends with the thread that started it.
+            let looking = scope.spawn(move || {
+                let looked = look();
+                let _ = told.recv();
+                looked.map(drop)
+            });
+            let acted = act();
+            drop(done);
+            match looking.join() {
+                Ok(looked) => looked.and(acted),
+                Err(_) => bail!("a thread panicked"),
+            }
+        }),
+    }
+}
+
+fn look_at(place: &Place, gpu: &Gpu) -> Result<NvmlWorker> {
+    let library = site::nvml()?.display().to_string();
+    look(&place.staged("mpsd")?, &library, &gpu.uuid)
+}
+
+/// A process in which NVML has looked at a GPU.
+fn look(mpsd: &Path, library: &str, gpu: &str) -> Result<NvmlWorker> {
+    let told = |failure| anyhow!("NVML beside the floor: {failure}");
+    let mut worker = NvmlWorker::start(mpsd, library, Duration::from_secs(10)).map_err(told)?;
+    let question = Question::Mode(GpuUuid::parse(gpu)?);
+    worker.ask::<ComputeMode>(&question).map_err(told)?;
+    Ok(worker)
+}
+
+/// The device files of the machine's other GPUs.
+fn others(run: &Run) -> Result<Vec<PathBuf>> {
+    let own = &run.gpu().uuid;
+    let mut files = Vec::new();
+    for entry in fs::read_dir("/proc/driver/nvidia/gpus")? {
+        let text = fs::read_to_string(entry?.path().join("information"))?;
+        let mut lines = text.lines();
+        let minor = lines.find_map(|line| line.strip_prefix("Device Minor:"));
+        let minor = minor.context("the driver does not tell a minor number")?;
+        let file = PathBuf::from(format!("/dev/nvidia{}", minor.trim()));
+        if !text.contains(&**own) && file.exists() {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+/// Does `work` in a thread with a mount namespace in which nobody can open `files`.
+fn hidden<T: Send>(files: &[PathBuf], work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let closed = tempfile::NamedTempFile::new()?;
+    fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o000))?;
+    const NONE: Option<&str> = None;
+    let there = || {
+        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_SLAVE, NONE)?;
+        for file in files {
+            mount(Some(closed.path()), file, NONE, MsFlags::MS_BIND, NONE)?;
+        }
+        work()
+    };
+    let done = thread::scope(|scope| scope.spawn(there).join());
+    done.unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+}
+
+/// What `mps-prologue` takes for jobs with account strings that do not ask for MPS.
+pub fn not_asked(scene: &mut Scene<'_>) -> Result<()> {
+    const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
+    const MOST_MS: f64 = 5.0;
+    let run = scene.run;
+    let job = Job::new(&run.place, "6000.srv", PLAIN, &[&run.gpu().uuid])?;
+    let waits = in_turn(&[()], run.pairs, |(), round| {
+        let other = OTHERS[round % OTHERS.len()];
+        Ok(job.prologue_with(other)?.success()?.ms())
+    })?;
+    scene.section.fact("not_asked_ms_spread", spread(&waits[0]));
+    let name = format!("a job that did not ask waits less than {MOST_MS} ms");
+    scene
+        .section
+        .check(name, median(&waits[0]) < MOST_MS, spread(&waits[0]));
+    Ok(())
+}
+
+/// Ranks on GPUs, compared with and without MPS.
+struct Row {
+    gpus: usize,
+    ranks: usize,
+    /// What waits for the server: the tasks, or the prolog.
+    wait: &'static str,
+    /// It has this part of the run's pairs.
+    part: usize,
+}
+
+const fn row(gpus: usize, ranks: usize, wait: &'static str, part: usize) -> Row {
+    Row {
+        gpus,
+        ranks,
+        wait,
+        part,
+    }
+}
+
+const ROWS: [Row; 9] = [
+    row(1, 1, "task", 1),
+    row(1, 2, "task", 2),
+    row(1, 8, "task", 1),
+    row(1, 16, "task", 4),
+    row(1, 1, "prolog", 4),
+    row(1, 8, "prolog", 4),
+    row(2, 2, "task", 4),
+    row(2, 8, "task", 4),
+    row(2, 16, "task", 4),
+];
+const WITHOUT: &str = "first_kernel_ms";
+const WITH: &str = "first_kernel_mps_ms";
+
+/// From `srun` to the end of the last rank's first kernel, and to the end of `srun`.
+pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
+    /// How much the first kernel may be later with MPS: pairs of the same command differ as much.
+    const MOST: f64 = 1.03;
+    let ratios = [
+        Ratio {
+            most: &[(0, MOST)],
+            ..ratio("first_kernel_ratio", (1, BEGIN), (0, BEGIN))
+        },
+        ratio("srun_ratio", (1, END), (0, END)),
+    ];
+    let mut rows = Vec::new();
+    for row in ROWS.iter().filter(|row| row.gpus <= scene.run.gpus.len()) {
+        job::configure(
+            &scene.run.place,
+            &format!("[slurm]\nwait = \"{}\"\n", row.wait),
+        )?;
+        let words = ["--gres=gpu:1", "--gres=gpu:2"][row.gpus - 1];
+        let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][row.gpus - 1];
+        let sides = [
+            Side::new([WITHOUT, "srun_ms"], By::Srun(words, row.ranks)),
+            Side::new([WITH, "srun_mps_ms"], By::Srun(with, row.ranks)),
+        ];
+        let name = format!("{}, {}", name_of(row.ranks, row.gpus), row.wait);
+        eprintln!("hardware: {name}");
+        let outer = std::mem::replace(scene.section, Section::new("row"));
+        let measured = scene.sides(&sides, scene.run.pairs.div_ceil(row.part).max(2), &ratios);
+        let own = std::mem::replace(scene.section, outer);
+        measured?;
+        let waits_in_task = own.checks.into_iter().filter(|_| row.wait == "task");
+        for check in waits_in_task {
+            scene
+                .section
+                .check(format!("{name}: {}", check.name), check.ok, check.seen);
+        }
+        let mut table = own.facts;
+        table.insert("gpus".into(), (row.gpus as i64).into());
+        table.insert("ranks".into(), (row.ranks as i64).into());
+        table.insert("wait".into(), row.wait.into());
+        rows.push(table);
+    }
+    scene.run.keep("first-kernel.svg", &picture(&rows)?)?;
+    scene.section.fact("rows", rows);
+    Ok(())
+}
+
+fn name_of(ranks: usize, gpus: usize) -> String {
+    let several = |count| if count == 1 { "" } else { "s" };
+    format!(
+        "{ranks} rank{} on {gpus} GPU{}",
+        several(ranks),
+        several(gpus)
+    )
+}
+
+/// The bars of the first kernels.
+fn picture(rows: &[Table]) -> Result<String> {
+    let mut bars = Vec::new();
+    for row in rows
+        .iter()
+        .filter(|row| row["wait"].as_str() == Some("task"))
+    {
+        let number = |key: &str| row[key].as_integer().unwrap_or(0) as usize;
+        let name = name_of(number("ranks"), number("gpus"));
+        let sides = [
+            (WITHOUT, "without MPS", plot::WITHOUT),
+            (WITH, "--mps", plot::WITH),
+        ];
+        for (key, side, kind) in sides {
+            let times = row.get(key).and_then(Value::as_array);
+            let times = times.with_context(|| format!("no '{key}'"))?;
+            let times: Vec<f64> = times.iter().filter_map(Value::as_float).collect();
+            let to = median(&times);
+            bars.push(Bar {
+                name: format!("{name}, {side}"),
+                from: 0.0,
+                to,
+                said: format!("{to:.0} ms"),
+                kind,
+                begins: kind == plot::WITHOUT,
+            });
+        }
+    }
+    let titles = ["From srun to the end of the first kernel of the last rank"];
+    Ok(plot::bars(&titles, &bars, plot::LARGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::tests::double::NodeDouble;
+    use ::tests::stage::built;
+    use std::sync::Mutex;
+
+    #[test]
+    fn nvml_looks_before_or_beside_what_is_measured() {
+        let node = NodeDouble::builder().gpus(1, "NVIDIA H200");
+        let node = node.times(|times| times.nvml = 1000).build().unwrap();
+        let library = node.nvml().display().to_string();
+        let order = |nvml| {
+            let order = Mutex::new(Vec::new());
+            let look = || {
+                let looked = look(&built("mpsd"), &library, &node.uuids()[0])?;
+                order.lock().unwrap().push("looked");
+                Ok(looked)
+            };
+            with_nvml(nvml, look, || {
+                order.lock().unwrap().push("acted");
+                Ok(())
+            })
+            .unwrap();
+            order.into_inner().unwrap()
+        };
+        assert_eq!(order(Nvml::Absent), ["acted"]);
+        assert_eq!(order(Nvml::Beside), ["acted", "looked"]);
+        assert_eq!(order(Nvml::Loaded), ["looked", "acted"]);
+    }
+
+    #[test]
+    fn the_picture_has_a_bar_for_each_side_of_each_row_of_tasks() {
+        let text = "gpus = 1\nranks = 8\nwait = \"task\"\nfirst_kernel_ms = [1200.0, 1257.0, 1300.0]\n\
+                    first_kernel_mps_ms = [1173.4]\n";
+        let other = "gpus = 1\nranks = 8\nwait = \"prolog\"\n";
+        let rows = [text, other].map(|text| toml::from_str(text).unwrap());
+        let svg = picture(&rows).unwrap();
+        for said in [
+            "8 ranks on 1 GPU, without MPS",
+            "1257 ms",
+            "8 ranks on 1 GPU, --mps",
+            "1173 ms",
+        ] {
+            assert!(svg.contains(said), "{svg}");
+        }
+        assert_eq!(svg.matches("<rect x=").count(), 2);
+    }
+}
