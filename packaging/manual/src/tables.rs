@@ -70,8 +70,7 @@ pub fn tokens() -> String {
 
 /// The help line and the manual's addition, as one paragraph. Text between backquotes becomes bold.
 fn meaning(row: &Row) -> String {
-    let mut text = format!("{}.\n", row.help);
-    text[..1].make_ascii_uppercase();
+    let mut text = format!("{}.\n", sentence(row.help));
     if !row.more.is_empty() {
         text += &format!("{}\n", row.more);
     }
@@ -110,11 +109,18 @@ pub fn in_troubleshooting(page: &str) -> Result<String> {
     let error = |row: &Trouble| {
         let (title, source) = (title(row), &row.source);
         format!(
-            "\n### {title}\n\n- **Cause:** {} ([source](facts/{source})).\n- **Remedy:** {}.\n",
-            row.cause, row.remedy
+            "\n### {title}\n\n{} ([source](facts/{source})).\n\n**Remedy:** {}.\n",
+            sentence(&row.cause),
+            row.remedy
         )
     };
     filled(page, ERRORS, &String::from_iter(TROUBLES.iter().map(error)))
+}
+
+fn sentence(text: &str) -> String {
+    let mut text = text.to_owned();
+    text[..1].make_ascii_uppercase();
+    text
 }
 
 /// The guide's page of reports with the rules of advice in it.
@@ -131,37 +137,29 @@ pub fn in_report(page: &str) -> Result<String> {
 /// The page of programs with what is known of each, and the figures of the runs: name and text of
 /// each.
 pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
-    let has_figures = |row: &KnownProgram| {
-        let result = row.result.as_ref();
-        result.is_some_and(|result| runs.iter().any(|(name, _)| *name == result))
-    };
     let line = |row: &KnownProgram| {
         let title = format!("{} {}", row.name, row.version);
-        let ran = match &row.result {
-            // The list there names its file, day and GPU.
-            _ if has_figures(row) => "[figures](#figures)".to_owned(),
-            Some(result) => format!("{}: `{RESULTS}/{result}`", row.ran),
-            None if row.ran.is_empty() => "read".to_owned(),
-            None => row.ran.clone(),
+        let ours = match row.ours.is_empty() {
+            true => String::new(),
+            false => format!("; we {}", row.ours),
         };
-        let [needs, ours] = [&row.needs, &row.ours].map(|text| text.replace('|', "\\|"));
+        let needs = format!("{}{ours}", row.needs).replace('|', "\\|");
         format!(
-            "| [{}](facts/{}) | {}: {} | {needs} | {ours} | {ran} |\n",
+            "| [{}](facts/{}) | {}: {} | {needs} |\n",
             title.trim_end(),
             row.source,
             row.under,
             row.seen
         )
     };
-    let tells_more =
-        |row: &&KnownProgram| !has_figures(row) || !row.needs.is_empty() || !row.ours.is_empty();
+    let needs_something = |row: &&KnownProgram| !row.needs.is_empty();
     let lines: String = PROGRAMS
         .program
         .iter()
-        .filter(tells_more)
+        .filter(needs_something)
         .map(line)
         .collect();
-    let head = "| program | under MPS | needs | what we do | ran |\n|---|---|---|---|---|\n";
+    let head = "| program | under MPS | needs |\n|---|---|---|\n";
     let page = filled(page, ALL_PROGRAMS, &format!("{head}{lines}"))?;
     filled(&page, FIGURES, &figures(runs)?)
 }
@@ -192,10 +190,11 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
             }
         }
     }
-    text += "\n| program | version | with four ranks | one rank, `--mps` | four, `--mps` | four, `--mps-threads=auto` | other answers |\n\
-             |---|---|---|---|---|---|---|\n";
+    text += "\n| program | version | with four ranks | one rank, `--mps` | four, `--mps` | four, `--mps-threads=auto` |\n\
+             |---|---|---|---|---|---|\n";
     let (ran, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| has_run(row));
     let name = |row: &Value| row["name"].as_str().unwrap_or_default().to_owned();
+    let mut differ = Vec::new();
     for row in ran {
         let version = row["version"].as_str().unwrap_or_default();
         let cells = [("one", "mps"), ("four", "mps"), ("four", "auto")].map(|(of, mode)| {
@@ -213,17 +212,20 @@ fn figures(runs: &[(&String, String)]) -> Result<String> {
             Some(Ordering::Greater) => "gains",
             _ => "works",
         };
-        let answers = match (&row["same"]["mps"], &row["same"]["auto"]) {
-            (Value::Bool(true), Value::Bool(true)) => "",
-            (Value::Bool(true), _) => "with `auto`",
-            _ if is_refused => "an error",
-            _ => "yes",
-        };
+        match (&row["same"]["mps"], &row["same"]["auto"]) {
+            (Value::Bool(true), Value::Bool(true)) => {}
+            (Value::Bool(true), _) => differ.push(format!("{} with `auto`", name(row))),
+            _ if is_refused => {}
+            _ => differ.push(name(row)),
+        }
         let [one, four, auto] = cells;
         text += &format!(
-            "| {} | {version} | {fares} | {one} | {four} | {auto} | {answers} |\n",
+            "| {} | {version} | {fares} | {one} | {four} | {auto} |\n",
             name(row)
         );
+    }
+    if !differ.is_empty() {
+        text += &format!("\nOther answers: {}.\n", differ.join("; "));
     }
     let others: Vec<String> = others.into_iter().map(name).collect();
     if !others.is_empty() {
@@ -290,6 +292,7 @@ mod tests {
             r#"{"name": "kept", "not_run": "the time was over"}"#.to_owned(),
             r#"{"name": "d", "answers": {"without": ["no module"]}, "same": {"mps": true, "auto": true}}"#.to_owned(),
             r#"{"name": "e", "answers": {"without": [[1]], "mps": ["(811)"]}, "same": {"mps": false, "auto": false}}"#.to_owned(),
+            program("f", [4.0, 5.0], r#"{"mps": false, "auto": true}"#),
         ];
         let run = |window: f64, programs: &[String]| {
             let programs = programs.join(",");
@@ -306,11 +309,12 @@ mod tests {
         for line in [
             "- G, driver 1: 2 windows of 0.6 s a figure, in turn (`tests/hardware/results/1.json`)\n",
             "- G, driver 1: 2 windows of 0.4 s a figure, in turn (`tests/hardware/results/2.json`)\n",
-            "| a | a 1 | gains |  | 2.11 |  |  |\n",
-            "| b | b 1 | loses |  | **2.11** |  |  |\n",
-            "| twice | twice 1 | works |  | 2.11 |  |  |\n",
-            "| kept | kept 1 | gains |  | 2.11 |  | with `auto` |\n",
-            "| e |  | refused |  |  |  | an error |\n",
+            "| a | a 1 | gains |  | 2.11 |  |\n",
+            "| b | b 1 | loses |  | **2.11** |  |\n",
+            "| twice | twice 1 | works |  | 2.11 |  |\n",
+            "| kept | kept 1 | gains |  | 2.11 |  |\n",
+            "| e |  | refused |  |  |  |\n",
+            "\nOther answers: kept with `auto`; f.\n",
             "\nNot measured: c; d.\n",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");
