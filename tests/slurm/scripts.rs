@@ -39,15 +39,18 @@ struct Site {
     name: &'static str,
     node: &'static str,
     cgroup_line: &'static str,
+    /// The second GPU of each lane is the faster one, so that CUDA counts it first.
+    unlike: bool,
     first_lane: usize,
     is_for: fn(&Script) -> bool,
 }
 
-const SITES: [Site; 2] = [
+const SITES: [Site; 3] = [
     Site {
         name: "scripts",
         node: "way",
         cgroup_line: "ConstrainDevices=yes",
+        unlike: false,
         first_lane: 0,
         is_for: Script::is_for_slurm,
     },
@@ -55,9 +58,18 @@ const SITES: [Site; 2] = [
         name: "scripts_unconfined",
         node: "free",
         cgroup_line: "ConstrainDevices=no",
+        unlike: false,
         // A job sees all GPUs, and numbers are the node's. So no job has its first GPUs.
         first_lane: 1,
         is_for: |script| script.is_for_slurm() && script.counts_gpus(),
+    },
+    Site {
+        name: "scripts_unlike",
+        node: "odd",
+        cgroup_line: "ConstrainDevices=yes",
+        unlike: true,
+        first_lane: 0,
+        is_for: |script| ["numbers-localid", "numbers-read"].contains(&script.name.as_str()),
     },
 ];
 
@@ -111,7 +123,7 @@ fn node(site: &Site, run: usize) -> String {
     format!("{}{}", site.node, run + 1)
 }
 
-fn prepare(bed: &mut Bed) -> Result<Simulated> {
+fn prepare(site: &Site, bed: &mut Bed) -> Result<Simulated> {
     let base = format!("BasePath={}/containers", bed.dir().display());
     let mut gres = "AutoDetect=off\n".to_owned();
     for node in bed.nodes() {
@@ -127,7 +139,15 @@ fn prepare(bed: &mut Bed) -> Result<Simulated> {
     let options = bed.options_mut();
     options.job_container_lines = vec!["AutoBasePath=true".into(), base];
     (options.gres, options.gres_conf) = (Some(types.join(",")), Some(gres));
-    let nodes = Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| node)?;
+    let nodes = Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| {
+        node.describe(|node| {
+            let faster = node.gpu.iter_mut().skip(1).step_by(GPUS_OF_LANE);
+            faster.filter(|_| site.unlike).for_each(|gpu| {
+                gpu.name = "NVIDIA B200".into();
+                gpu.sms += 16;
+            });
+        })
+    })?;
     for node in &nodes.nodes {
         programs(node.dir())?;
     }
@@ -156,7 +176,7 @@ fn programs(node: &Path) -> Result<()> {
 
 fn run_all(site: &Site, all: Vec<Script>, tally: &Tally) -> Result<()> {
     let mut bed = Bed::create(options(site))?;
-    let nodes = prepare(&mut bed)?;
+    let nodes = prepare(site, &mut bed)?;
     let cell = Context::start_bed(bed, nodes)?;
     let waiting = Mutex::new(all.into_iter());
     std::thread::scope(|scope| {
