@@ -39,29 +39,30 @@ const BOOTED: [(&str, &str); 3] = [
     ("protected_symlinks", "1"),
 ];
 
-/// The stages in the order of a whole run: name, the stages that it needs first, what it does, and
-/// cargo's words if that is all.
+/// The stages in the order of a whole run: when, name, the stages that it needs first, what it
+/// does, and cargo's words if that is all.
 const STAGES: &str = "\
-setup       |             | installs Slurm and munge where they are missing |
-fmt         |             | cargo fmt --check | fmt --all --check
-clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
-doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
-oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
-aarch64     |             | builds what is shipped for aarch64 |
-deny        |             | licences, sources and versions of the dependencies |
-build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
-unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
-mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
-contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
-suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked --workspace --test suite
-slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
-packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
-arm64-unit  |             | unit tests for aarch64, by an emulator |
-vm          | build       | cells on a machine of their own, with cgroup v2 alone |
-slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
-docs        | build       | the documentation's site, each link followed |";
+first  | setup       |             | installs Slurm and munge where they are missing |
+first  | fmt         |             | cargo fmt --check | fmt --all --check
+first  | build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
+here   | unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
+here   | mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
+here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
+here   | suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked --workspace --test suite
+here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
+beside | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
+beside | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
+beside | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
+beside | aarch64     |             | builds what is shipped for aarch64 |
+beside | deny        |             | licences, sources and versions of the dependencies |
+beside | packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
+beside | arm64-unit  |             | unit tests for aarch64, by an emulator |
+beside | vm          | build       | cells on a machine of their own, with cgroup v2 alone |
+beside | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
+last   | docs        | build       | the documentation's site, each link followed |";
 
 struct Stage {
+    when: &'static str,
     name: &'static str,
     needs: Vec<&'static str>,
     what: &'static str,
@@ -73,6 +74,7 @@ fn stages() -> impl Iterator<Item = Stage> {
         let mut cells = line.split('|').map(str::trim);
         let mut next = || cells.next().unwrap_or_default();
         Stage {
+            when: next(),
             name: next(),
             needs: next().split_whitespace().collect(),
             what: next(),
@@ -92,7 +94,8 @@ pub struct Options {
     stages: Vec<String>,
 }
 
-/// Runs all stages, also after a failure, and ends with one line of counts.
+/// Runs all stages, also after a failure, and ends with one line of counts. Tests mostly wait, so
+/// two run at a time; the lines of those beside follow the others'.
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.list {
         for stage in stages() {
@@ -106,12 +109,22 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let unlike = BOOTED.iter().filter_map(unlike_booted);
     report.tally.skipped.extend(unlike);
-    for stage in chosen(&options.stages)? {
-        match stage.needs.iter().find(|needed| report.failed(needed)) {
-            Some(needed) => report.skip(&format!("{}: '{needed}' failed", stage.name)),
-            None => report.stage(&stage),
-        }
-    }
+    let chosen = chosen(&options.stages)?;
+    report.all(&chosen, "first");
+    let mut beside = Report {
+        stages: report.stages.clone(),
+        held: Some(String::new()),
+        ..Report::default()
+    };
+    let built = report.stages.len();
+    std::thread::scope(|scope| {
+        scope.spawn(|| beside.all(&chosen, "beside"));
+        report.all(&chosen, "here");
+    });
+    report.say(&beside.held.take().unwrap_or_default());
+    report.stages.extend(beside.stages.split_off(built));
+    report.tally.add(beside.tally);
+    report.all(&chosen, "last");
     Ok(report.end())
 }
 
@@ -144,6 +157,7 @@ fn unlike_booted((name, value): &(&str, &str)) -> Option<String> {
     (set != *value).then(|| format!("fs.{name}={value}, as on a booted Debian: it is '{set}' here"))
 }
 
+#[derive(Clone)]
 struct Outcome {
     name: &'static str,
     took: Duration,
@@ -154,9 +168,27 @@ struct Outcome {
 struct Report {
     stages: Vec<Outcome>,
     tally: Tally,
+    /// Lines to be shown later.
+    held: Option<String>,
 }
 
 impl Report {
+    fn all(&mut self, stages: &[Stage], when: &str) {
+        for stage in stages.iter().filter(|stage| stage.when == when) {
+            match stage.needs.iter().find(|needed| self.failed(needed)) {
+                Some(needed) => self.skip(&format!("{}: '{needed}' failed", stage.name)),
+                None => self.stage(stage),
+            }
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        match &mut self.held {
+            Some(held) => *held += &format!("{line}\n"),
+            None => println!("{line}"),
+        }
+    }
+
     fn stage(&mut self, stage: &Stage) {
         let (name, started) = (stage.name, Instant::now());
         match name {
@@ -183,17 +215,36 @@ impl Report {
 
     fn command(&mut self, name: &'static str, mut command: Command) {
         let started = Instant::now();
-        let (mut tally, mut verdict) = tallied(name, &mut command);
+        let (mut tally, mut verdict) = self.tallied(name, &mut command);
         if verdict.is_err() && tally.may_try_again() {
             if !command.get_args().any(|word| word == "--") {
                 command.arg("--");
             }
             command.args(&tally.failures).arg("--exact");
-            let (second, again) = tallied(name, &mut command);
+            let (second, again) = self.tallied(name, &mut command);
             verdict = again;
             tally.after(name, second);
         }
         self.verdict(name, started, tally, verdict);
+    }
+
+    /// Runs a stage's command, shows what it prints, and counts its tests.
+    fn tallied(&mut self, name: &str, command: &mut Command) -> (Tally, Result<()>) {
+        let words = command.get_args().map(|word| word.to_string_lossy());
+        let words: Vec<_> = words.collect();
+        let words = words.join(" ");
+        let words = words.rsplit(" cargo ").next().unwrap_or_default();
+        self.say(&format!("\n=== {name}: cargo {words}"));
+        let mut tally = Tally::default();
+        let outcome = command::lines(command, LONGEST, |line| {
+            self.say(line);
+            tally.line(line);
+        });
+        let verdict = outcome.and_then(|status| match status.success() {
+            true => Ok(()),
+            false => bail!("{name} failed ({status})"),
+        });
+        (tally, verdict)
     }
 
     /// A stage that failed without a failing test counts as one.
@@ -205,13 +256,10 @@ impl Report {
         verdict: Result<()>,
     ) {
         if let Err(error) = &verdict {
-            println!("{error:#}");
+            self.say(&format!("{error:#}"));
             tally.failed = tally.failed.max(1);
         }
-        self.tally.passed += tally.passed;
-        self.tally.failed += tally.failed;
-        self.tally.skipped.extend(tally.skipped);
-        self.tally.again.extend(tally.again);
+        self.tally.add(tally);
         self.stages.push(Outcome {
             name,
             took: started.elapsed(),
@@ -247,25 +295,6 @@ impl Report {
             _ => ExitCode::FAILURE,
         }
     }
-}
-
-/// Runs a stage's command, shows what it prints, and counts its tests.
-fn tallied(name: &str, command: &mut Command) -> (Tally, Result<()>) {
-    let words = command.get_args().map(|word| word.to_string_lossy());
-    let words: Vec<_> = words.collect();
-    let words = words.join(" ");
-    let words = words.rsplit(" cargo ").next().unwrap_or_default();
-    println!("\n=== {name}: cargo {words}");
-    let mut tally = Tally::default();
-    let outcome = command::lines(command, LONGEST, |line| {
-        println!("{line}");
-        tally.line(line);
-    });
-    let verdict = outcome.and_then(|status| match status.success() {
-        true => Ok(()),
-        false => bail!("{name} failed ({status})"),
-    });
-    (tally, verdict)
 }
 
 /// Some stages need more than cargo, which not every machine has; CI has it. The inner error says
@@ -365,6 +394,13 @@ impl Tally {
             let reason = if reason.is_empty() { "ignored" } else { reason };
             self.skipped.push(format!("{name}: {reason}"));
         }
+    }
+
+    fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped);
+        self.again.extend(other.again);
     }
 
     /// A run that was cut has no summary, or another count than names.
