@@ -202,6 +202,9 @@ fn each_node_of_a_job_serves_its_own_gpu() {
     });
 }
 
+/// A process that keeps its terminal: the end of the shell would hang it up.
+const HOLDER: &str = "trap '' HUP; setsid sleep 30 & echo $! >/tmp/holder; exit 0";
+
 /// `qsub -I` would hang if a daemon kept the terminal, or a descriptor of the prologue's, open.
 #[test]
 fn an_interactive_job_ends_with_its_user() {
@@ -236,12 +239,12 @@ fn an_interactive_job_ends_with_its_user() {
         let run = Run {
             stdout: Stream::Terminal,
             stderr: Stream::Terminal,
-            ..c.shell(&job, "setsid sleep 30 & exit 0").unwrap()
+            ..c.shell(&job, HOLDER).unwrap()
         };
         let shell = c.nodes[0].start(run).unwrap();
         assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
         assert!(c.nodes[0].is_held(shell));
-        c.nodes[0].sh("kill -9 $(ps -C sleep -o pid=)");
+        c.nodes[0].sh("kill -9 $(cat /tmp/holder)");
         ends(c, &job);
     }
 }

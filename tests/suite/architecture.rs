@@ -55,7 +55,7 @@ const DEPENDENCIES: [(&str, &str); 10] = [
     ),
     (
         "mpsd/setup",
-        "clap derive_more mpsd-batch mpsd-core mpsd-sys nix serde_json",
+        "anyhow clap derive_more mpsd-batch mpsd-core mpsd-sys nix serde_json",
     ),
     ("spank", "mpsd-core nix"),
     ("prologue", "clap mpsd mpsd-batch mpsd-core mpsd-sys"),

@@ -145,7 +145,7 @@ fn check_end(outcome: &str, word: &str, name: &str, change: &str) {
     assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
     if outcome == "fault" {
         // The scheduler did not take the drain. Until it does, this node starts no MPS job.
-        let refused = place.openpbs("53.srv", USER, ACCOUNT).exits(2);
+        let refused = place.torque("53.srv", ACCOUNT, "0").exits(2);
         refused.complains("waits for its scheduler");
     }
     assert_eq!(outcome == "fault", is_drained(&place, word), "{name}");

@@ -25,7 +25,7 @@ fn a_journal_of_a_release_to_come_is_left_alone_and_told_by_a_drain() {
     let ours = read(&place, "journal");
     let mut newer = ours.clone();
     newer["version"] = json!(2);
-    newer["plan"][0] = json!({"effect": "of-a-release-to-come"});
+    newer["plan"]["effects"][0] = json!({"effect": "of-a-release-to-come"});
     write(&place, "journal", &newer);
     place.torque_end(JOB).complains("newer release");
     assert_eq!(read(&place, "journal"), newer);
