@@ -154,21 +154,19 @@ impl NewTask<'_> {
             }
             _ => return Ok(Vec::new()),
         };
-        // srun gives the last component's flags to the steps of all (22.05, seen). Each gets what
-        // its own job asked for.
-        let has_flags = !step::is_component(self.slurm);
+        // srun passes the last component's flags to the steps of all (22.05, seen), so a component's
+        // record decides.
+        let flags_are_own = !step::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::Task)?;
         let is_left_out = arguments.scope == Scope::Step && self.kind == StepKind::Job;
         match record {
-            Some(record) if has_flags && state.opts_out() => self.opt_out(&record),
+            Some(record) if flags_are_own && state.opts_out() => self.opt_out(&record),
             Some(record) if record.state == RecordState::Unneeded => {
-                if has_flags && self.is_first_of(&record) {
+                if flags_are_own && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
-                // Only a job that asked has warnings, and our task prolog. A component with other
-                // flags may run that prolog.
-                let mut changes = self.without_mps(has_flags);
+                let mut changes = self.without_mps(flags_are_own);
                 let is_script = step::is_script(self.slurm);
                 changes.extend(unplugged::handed_back(self.slurm, is_script));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
@@ -176,13 +174,13 @@ impl NewTask<'_> {
                     false => Ok(self.marked(changes)),
                 }
             }
-            Some(record) if record.by_site.is_some() && !(has_flags && state.asks()) => {
-                Ok(self.by_site(&record, has_flags))
+            Some(record) if record.by_site.is_some() && !(flags_are_own && state.asks()) => {
+                Ok(self.by_site(&record, flags_are_own))
             }
             Some(record) if self.has_no_gpu(&record) => {
                 // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of
                 // them.
-                if has_flags && state.asks() && self.is_first_of(&record) {
+                if flags_are_own && state.asks() && self.is_first_of(&record) {
                     let node = self.slurm.node_name();
                     let line = format!("job {}: on {node}: {NO_GPU}", self.job);
                     self.slurm.log(Level::Notice, &line);
@@ -193,7 +191,7 @@ impl NewTask<'_> {
                 self.in_container(&record)
             }
             Some(record) => {
-                let request = state.request_on().filter(|_| has_flags);
+                let request = state.request_on().filter(|_| flags_are_own);
                 let changes = self.attach(&record, request)?;
                 let listens = self.node.expect_listener(&changes);
                 listens.map_err(match record.daemons.len() {
@@ -203,16 +201,16 @@ impl NewTask<'_> {
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
-            None if has_flags && state.asks() && !is_left_out => match &state.step.unneeded {
+            None if flags_are_own && state.asks() && !is_left_out => match &state.step.unneeded {
                 None => Err(TaskRefusal::Node(self.no_daemon())),
                 Some(why) => {
                     if self.slurm.is_first_task() {
                         self.say_unneeded(&Mode::auto_without(why));
                     }
-                    Ok(self.without_mps(has_flags))
+                    Ok(self.without_mps(flags_are_own))
                 }
             },
-            None => Ok(self.without_mps(has_flags)),
+            None => Ok(self.without_mps(flags_are_own)),
         }
     }
 
@@ -231,7 +229,7 @@ impl NewTask<'_> {
 
     /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it
     /// alone, and says so in the node's log.
-    fn by_site(&self, record: &Record, has_flags: bool) -> Vec<Change> {
+    fn by_site(&self, record: &Record, flags_are_own: bool) -> Vec<Change> {
         let attached = match self.state.step.left_out.clone().or_else(|| self.own_mps()) {
             Some(why) => Err(why),
             None => self.attach_unnoticed(record),
@@ -241,7 +239,7 @@ impl NewTask<'_> {
                 let line = format!("job {}: {}", self.job, Mode::auto_without(&why));
                 self.slurm.log(Level::Info, &line);
             }
-            self.without_mps(has_flags)
+            self.without_mps(flags_are_own)
         })
     }
 
@@ -268,11 +266,11 @@ impl NewTask<'_> {
         texts.find_map(|text| by_site::own_mps(&text))
     }
 
-    fn without_mps(&self, has_flags: bool) -> Vec<Change> {
+    fn without_mps(&self, flags_are_own: bool) -> Vec<Change> {
         let changes = self.strip(Some(self.job));
         // Only the component whose flags srun used runs mpsd's task prolog. An allocation that
         // asked hands it to its steps on all components.
-        let has_prolog = has_flags || unplugged::is_handed_on(self.slurm);
+        let has_prolog = flags_are_own || unplugged::is_handed_on(self.slurm);
         match self.state.request_on() {
             Some(_) if has_prolog => self.marked(changes),
             _ => changes,

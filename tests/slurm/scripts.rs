@@ -69,7 +69,7 @@ const SITES: [Site; 3] = [
         cgroup_line: "ConstrainDevices=yes",
         unlike: true,
         first_lane: 0,
-        is_for: |script| ["numbers-localid", "numbers-read"].contains(&script.name.as_str()),
+        is_for: |script| ["numbers-by-turn", "numbers-read"].contains(&script.name.as_str()),
     },
 ];
 

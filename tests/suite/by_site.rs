@@ -89,6 +89,7 @@ fn a_job_that_could_notice_its_mps_has_none() {
         ),
         (with(""), "names no mpirun"),
         (of_site(49, 1), "a GPU takes 48 of its 49 tasks"),
+        (of_site(49, 2), "a GPU takes 48 of its 49 tasks"),
         (unlike, "not alike"),
         (of_site(4, 2).config("[defaults]\nmode = \"per-gpu\""), ""),
         (

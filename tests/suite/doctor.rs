@@ -255,6 +255,8 @@ fn a_missing_configuration_is_no_good_one() {
     }
     let ran = finish(Command::new(built("mpsctl")).arg("doctor")).exits(2);
     ran.prints("FAIL  configuration: cannot open '/etc/mpsd");
+    // Health checks leave out a line with these words.
+    ran.prints("'mpsctl config check' tells when it is good");
     ran.lacks("OK    mpsd.toml can be used");
 }
 
@@ -348,6 +350,12 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
         ("'FAIL  half a line'", 137, "status 0\n"),
         ("''", 127, "status 0\n"),
         ("'WARN  a FAIL  b'", 2, "status 0\n"),
+        // The words of a file that cannot be used: one for all nodes would take all out.
+        (
+            "\"FAIL  file:1:1: unknown key 'a': 'mpsctl config check' tells when it is good\"",
+            2,
+            "status 0\n",
+        ),
         (
             "'WARN  a' 'FAIL  no daemon' 'FAIL  c'",
             2,

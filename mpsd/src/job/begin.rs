@@ -1,5 +1,6 @@
-//! The begin of a job: [`begin`] is all that a prologue does. It leaves a job out, takes an earlier
-//! start over, and tries again by NVML's answer. [`Start`] does the rest.
+//! The begin of a job: [`begin`] is all that a prologue does. It skips a job
+//! that needs no MPS, removes what an earlier prologue left, and retries once if NVML reports other
+//! GPUs. [`Start`] does the rest.
 
 use super::audit;
 use super::bounds;
@@ -24,7 +25,8 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReturnWhen {
     Ready,
-    /// When it is being started; a process of its own proves it, and the record tells.
+    /// Once the start is under way: a detached process finishes it and writes the outcome to the
+    /// record.
     Started,
     /// As 'ready', for a caller that may stop waiting. The record exists from the first moment. The
     /// journal names this process, so that an end of the job can end it.
@@ -109,8 +111,8 @@ fn start<N: Node>(
     attempt(node, &job, scheduled, when, again).map(drop)
 }
 
-/// One try, which holds the lock of the job's directory from `early` on if that is given. Returns
-/// the lock if it went by GPUs that the node does not have: all of it is undone.
+/// Tries once to start the MPS. `early` is the job's lock, if the caller already holds it. If NVML
+/// reports other GPUs than the plan assumed, all is undone, and the lock returned for a retry.
 fn attempt<N: Node>(
     node: &mut N,
     job: &Job,

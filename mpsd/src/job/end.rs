@@ -149,8 +149,8 @@ fn written(
     report
 }
 
-/// Tells a start of the job that is still under way to give up, and ends its process if it
-/// continues without its prologue: the user may have stopped it.
+/// Cancels a start that is still under way. If it runs detached, also ends its process, which may
+/// wait for an `mpsd` that the user has stopped.
 fn cancel_start(
     node: &mut impl Node,
     job: &JobId,
@@ -195,7 +195,7 @@ fn take_down(
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
         Some(journal) => {
-            // The process that watches whether the job begins does not hold the lock.
+            // The watcher of an unbegun job holds no lock, so it may still run.
             if let Some(starter) = journal.starter {
                 node.end_starter(starter);
             }

@@ -56,7 +56,8 @@ pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
     drain.enabled.then(|| drain.prefix.clone())
 }
 
-/// A job that asked, with all that is known before its GPUs are looked at.
+/// A job that is to get MPS, by its user's request or its site's, with all that is known before its
+/// GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub submission: Submission,
@@ -72,7 +73,7 @@ pub struct Job {
     pub user: User,
     pub node: String,
     pub location: Location,
-    /// A refusal or a failure is left on the node for the job's tasks to read.
+    /// Whether a refusal or a failure is written to the record, for the job's tasks.
     pub record: bool,
     /// The whole start must have ended by then.
     pub deadline: Deadline,

@@ -28,11 +28,11 @@ pub(super) struct Start {
     spec: Spec,
     /// The GPUs that the plan goes by, until NVML has confirmed them.
     pub(super) unconfirmed: Option<Inventory>,
-    /// NVML tells others.
+    /// NVML reported other GPUs than the plan assumed.
     has_changed: bool,
-    /// Run `mps-probe` until then.
+    /// Deadline of `mps-probe`; `None`: it does not run.
     pub(super) verify: Option<Deadline>,
-    /// Its user had another process on the node when `mpsd` started.
+    /// The job's user had another process on the node when `mpsd` started.
     user_was_here: bool,
     began: Instant,
     pub(super) held: LockGuard,
@@ -166,8 +166,8 @@ impl Start {
         Ok(())
     }
 
-    /// Proves what was started and tells the job's tasks; `alone`: no caller waits for this
-    /// process.
+    /// Carries out what is left, proves the MPS, and sets the record to ready; `alone`: no caller
+    /// waits for this process.
     pub(super) fn finish(mut self, node: &mut impl Node, alone: bool) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
             if alone && let Some(own) = node.own_process() {

@@ -13,8 +13,8 @@ use mpsd_core::text;
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
 
-/// The MPS that a job shares divide the time of the ladder into at most so many parts. A node
-/// rarely has more GPUs.
+/// A job that shares several MPS splits the ladder's time among them, into at most this many parts.
+/// A node rarely has more GPUs.
 const MOST_LADDERS: usize = 8;
 
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone.
@@ -65,7 +65,8 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     if started {
         stop_strangers(node, journal, &mut findings);
     }
-    // No server starts before its GPU is claimed, so a start that fails without NVML leaves none.
+    // A server starts only after its GPU is claimed. Without a claim there is no server to look
+    // for, and NVML is not asked.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
     if started && journal.to_undo().any(claims) {
         for gpu in &journal.record().gpus {

@@ -120,7 +120,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         daemons,
         rank_threads: limits.rank_threads(shared),
         rank_memory: limits.rank_memory(shared),
-        // A job that its site brought in runs as it would have run.
+        // Nobody watches the memory of a job that its site brought in: it runs as without MPS.
         job_memory: match case.by_site {
             true => Vec::new(),
             false => draft.job_memory(&limits),
@@ -142,7 +142,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         warnings: warnings.into_iter().flatten().collect(),
         takes_turns: may_share(case, &settings).0 && !shared,
         report: filled.report == Some(true) && !case.by_site,
-        // An allocation's user asks `mpsctl status`, and its steps are not its end.
+        // None for an interactive allocation: its user can ask `mpsctl status`, and a step's end is
+        // not the job's.
         summary: filled.report.is_none()
             && !case.by_site
             && !case.submission.interactive
@@ -177,8 +178,8 @@ impl Draft<'_> {
         groups.enumerate().map(daemon).collect()
     }
 
-    /// The daemons that the user's jobs share, one for each GPU. The site's ceilings are theirs;
-    /// each job's limits are its tasks'.
+    /// The daemons that the user's jobs share, one for each GPU. They hold the
+    /// site's ceilings; each job's limits are in its tasks' environment.
     fn shared_daemons(&self, uid: u32) -> Result<Vec<Daemon>, Refusal> {
         let limits = self.ceilings()?;
         let daemon = |gpu: &&Gpu| {
@@ -295,8 +296,8 @@ fn effects(
     daemon_effects(draft.settings, daemons, claims)
 }
 
-/// The GPUs are claimed, and their modes set, while the control daemon comes up. No server starts
-/// before that.
+/// The claims come last: root claims GPUs and sets modes while the control daemon comes up. Servers
+/// start after all claims.
 fn daemon_effects(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
     let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });

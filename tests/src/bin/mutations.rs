@@ -96,6 +96,12 @@ impl Mutation {
         }
     }
 
+    /// Whether both change the same text.
+    fn meets(&self, other: &Self) -> bool {
+        let (one, other_text) = (&self.old, &other.old);
+        self.file == other.file && (one.contains(other_text) || other_text.contains(one))
+    }
+
     fn has_word(&self, words: &[String]) -> bool {
         let texts = [&self.what, &self.file].into_iter().chain(&self.tests);
         let mut texts = texts.flat_map(|text| words.iter().map(move |word| text.contains(word)));
@@ -230,8 +236,9 @@ fn rows(listed: &str) -> Result<Vec<Mutation>> {
             .iter()
             .find(|one| file.starts_with(&one.folder));
         if let Some(folder) = folder {
-            rows.mutation
-                .extend(folder.mutations(file, &fs::read_to_string(file)?));
+            let mut conditions = folder.mutations(file, &fs::read_to_string(file)?);
+            conditions.retain(|one| !rows.mutation.iter().any(|row| row.meets(one)));
+            rows.mutation.extend(conditions);
         }
     }
     Ok(rows.mutation)

@@ -47,7 +47,7 @@ impl Config {
     fn of_bytes(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<Self, Fault> {
         let bytes = bytes.map_err(|error| {
             let remedy = match error.is_absent() {
-                true => "; an empty file has the defaults",
+                true => " (an empty file is enough: it has the defaults)",
                 false => "",
             };
             let why = format!("{error}{remedy}");
