@@ -62,14 +62,15 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
             return Verdict::Leave;
         }
         Ok(0) => {}
-        Ok(_) if record.is_some() => {}
+        Ok(_) if record.is_some_and(|record| record.state != RecordState::Starting) => {}
         _ => leave_failure(slurm, node, &path, job, &result),
     }
     Verdict::Continue
 }
 
-/// Records the failure of an `mps-prologue` that is missing, was killed or left no record. Without
-/// a record, a task of a job that asked would run without MPS if its flags were lost on the way.
+/// Records the failure of an `mps-prologue` that is missing, was killed, or left no record but that
+/// of a start. A task of a job that asked would wait for that, or without a record run outside MPS
+/// if its flags were lost on the way.
 fn leave_failure(
     slurm: &dyn Slurm,
     node: &dyn Node,

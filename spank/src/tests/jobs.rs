@@ -145,11 +145,16 @@ fn a_program_that_left_no_settled_record_is_recorded_by_the_plugin() {
         "cannot run 'x': no such file",
         "did not end within 30 s and was killed",
     );
-    let starting = Some(record("4711", RecordState::Starting));
+    let starting = || Some(record("4711", RecordState::Starting));
     for (answer, leaves, reason) in [
         (without(missing), None, missing),
         // No task waits for it.
-        (without(killed), starting, killed),
+        (without(killed), starting(), killed),
+        (
+            ended(2, "mps-prologue: job 4711: it broke"),
+            starting(),
+            "it broke",
+        ),
         (
             ended(2, "first\nmps-prologue: job 4711: last: one"),
             None,
