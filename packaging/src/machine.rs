@@ -78,7 +78,7 @@ const MACHINES: [&[(&str, &str)]; 3] = [
         ),
         (
             "suite",
-            "confined::the_ bounded:: hidden:: evidence:: survivors:: second_look::the_end",
+            "confined::the_ bounded:: hidden:: survivors:: second_look::the_end",
         ),
         ("mpsd", "as_user:: launch:: members::"),
         ("vm", ""),

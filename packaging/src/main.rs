@@ -47,7 +47,7 @@ enum Verb {
     #[command(subcommand)]
     Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
-    /// the end: [CYCLES [AT_ONCE [SEED]]].
+    /// the end
     Soak {
         /// Jobs, jobs at once, and where the dice begin: the same seed plays the same jobs
         #[arg(value_name = "NUMBER")]
