@@ -25,7 +25,7 @@ const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits::
 /// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than
 /// three minutes.
 const NEWER: [&str; 5] = [
-    "constrained",
+    "matrix_confined",
     "configless",
     "stack",
     "shared_cgroups",

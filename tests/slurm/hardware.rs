@@ -17,7 +17,7 @@ use tests::stage::PROGRAMS;
 use crate::runner::Tally;
 use ::tests::slurm::is_chosen;
 
-const NAME: &str = "hardware::the_part_auto_finds_no_difference_on_doubles";
+pub const NAME: &str = "hardware::the_part_auto_finds_no_difference_on_doubles";
 const ENDS: Duration = Duration::from_secs(240);
 
 /// A `/dev` with `/dev/nvidia0` for the rest of its words, and a `/tmp`: a script starts a daemon

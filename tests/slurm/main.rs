@@ -98,6 +98,19 @@ const ALONE: &[runner::Group] = &[
 /// Beds at once. They mostly wait, so two processors are enough for them.
 const AT_ONCE: usize = 5;
 
+fn names() -> Vec<String> {
+    let groups = LOOKING.iter().chain(GROUPS).chain(ALONE);
+    let of = |group: &runner::Group| {
+        let name = group.name;
+        let cells = group.cells.iter();
+        cells
+            .map(|(cell, _)| format!("{name}::{cell}"))
+            .collect::<Vec<_>>()
+    };
+    let named = groups.flat_map(of).chain(scripts::names());
+    named.chain([hardware::NAME.to_owned()]).collect()
+}
+
 fn main() -> ExitCode {
     let started = Instant::now();
     let mut words: Vec<String> = std::env::args().skip(1).collect();
@@ -129,15 +142,20 @@ fn main() -> ExitCode {
         }
     };
     if words.iter().any(|word| word == "--list") {
-        let groups = LOOKING.iter().chain(GROUPS).chain(ALONE);
-        groups.for_each(|group| {
-            for (name, _) in group.cells {
-                println!("{}::{name}", group.name);
-            }
-        });
+        names().iter().for_each(|name| println!("{name}"));
         return ExitCode::SUCCESS;
     }
     words.retain(|word| !word.starts_with('-') || word == ::tests::slurm::EXACT);
+    // Else a list of words would test less and less as cells get other names.
+    let names = names();
+    let is_known = |word: &&String| {
+        let of_bed = word.contains("::the_bed_") || word.contains("::the_nodes_");
+        of_bed || *word == ::tests::slurm::EXACT || names.iter().any(|name| name.contains(*word))
+    };
+    if let Some(word) = words.iter().find(|word| !is_known(word)) {
+        eprintln!("no cell of the name '{word}': see --list");
+        return ExitCode::from(2);
+    }
     let tally = runner::Tally::default();
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));

@@ -73,6 +73,16 @@ const SITES: [Site; 3] = [
     },
 ];
 
+pub fn names() -> Vec<String> {
+    let all = scripts::all().expect("the corpus");
+    let of = |site: &Site| {
+        let own = all.iter().filter(|script| (site.is_for)(script));
+        own.map(|script| format!("{}::{}", site.name, script.name))
+            .collect::<Vec<_>>()
+    };
+    SITES.iter().flat_map(of).collect()
+}
+
 pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     let all = scripts::all().expect("the corpus");
     let mut beds = Vec::new();

@@ -449,3 +449,14 @@ fn each_crate_depends_on_what_its_place_allows() {
         }
     }
 }
+
+/// A row whose text the product no longer has would build no mutation.
+#[test]
+fn each_mutation_has_its_place() {
+    let rows: Table = toml::from_str(&source("tests/mutations.toml").expect("rows")).expect("TOML");
+    for row in rows["mutation"].as_array().expect("an array") {
+        let [file, old] = ["file", "old"].map(|key| row[key].as_str().expect("text"));
+        let text = source(file).expect("a file");
+        assert_eq!(text.matches(old).count(), 1, "{file}: {old}");
+    }
+}

@@ -92,7 +92,7 @@ pub trait Host {
         deadline: Duration,
     ) -> Result<Answer, String>;
 
-    /// [`Host::run`], but the program runs as the user nobody, without groups.
+    /// Runs a program as [`Host::run`] does, as the user nobody, without groups.
     fn run_as_nobody(&self, _: &Path, _: &[&str], _: Duration) -> Result<Answer, String> {
         Err("this host starts nothing as another user".to_owned())
     }

@@ -97,7 +97,8 @@ pub fn everything(machine: Machine, quick: bool) -> Result<Built> {
     })
 }
 
-/// Builds what is shipped; if `quick`, not optimized, and also the simulated NVML of that machine, to try it.
+/// Builds what is shipped; if `quick`, not optimized, and also the simulated NVML of that machine,
+/// to try it.
 pub fn build(machine: Machine, quick: bool) -> Result<Command> {
     let mut command = portable(machine, quick, "zigbuild")?;
     command.args(SHIPPED.split(' '));
