@@ -120,8 +120,10 @@ fn outcome(c: &mut Cluster, run: usize, script: &Script) -> Outcome {
     let seconds = started.elapsed().as_secs();
     let (stdout, stderr) = c.output(&job, 0);
     let uid = USER.1;
+    // Again until none is left: one that starts another while they are killed is not seen.
     c.nodes[0].sh(&format!(
-        "ps -o pid= -u {uid} | xargs -r kill -KILL || true"
+        "for round in 1 2 3 4 5 6 7 8 9 10; do \
+         left=$(ps -o pid= -u {uid}); [ -n \"$left\" ] || break; kill -KILL $left; sleep 0.05; done"
     ));
     c.end(&job, code);
     c.nodes[0].sh(&format!("find /home/{} /tmp -mindepth 1 -delete", USER.0));

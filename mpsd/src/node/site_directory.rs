@@ -65,7 +65,22 @@ fn change_alone<T: Serialize + DeserializeOwned>(
         }
         Some(done)
     };
-    by_child(Deadline::after(limit), alone)
+    let done = by_child(Deadline::after(limit), alone);
+    if matches!(done, Err(AskError::Killed(_)))
+        && let Some(run) = own_directory(paths)
+    {
+        remove_lock(&run, directory);
+    }
+    done
+}
+
+/// Removes the lock that a killed child left. A child that still waits in the kernel holds it, and
+/// then it stays for the next change.
+fn remove_lock(run: &Dir, directory: &Path) {
+    let lock = lock_of(directory);
+    if let Ok(_held) = run.lock(&lock, Deadline::after(Duration::ZERO)) {
+        let _ = run.remove_file(&lock);
+    }
 }
 
 fn own_directory(paths: &Paths) -> Option<Dir> {
@@ -152,4 +167,25 @@ pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsd_sys::testing::alone;
+
+    #[test]
+    fn a_change_that_is_ended_at_its_limit_leaves_no_lock() {
+        let _alone = alone();
+        let place = tempfile::tempdir().unwrap();
+        let paths = Paths::new(&place.path().join("run"), &place.path().join("state"));
+        let slow = || {
+            std::thread::sleep(Duration::from_secs(30));
+            Ok(())
+        };
+        let limit = Duration::from_millis(100);
+        change(&paths, place.path(), limit, slow).unwrap_err();
+        let left = std::fs::read_dir(paths.run()).unwrap().count();
+        assert_eq!(left, 0);
+    }
 }
