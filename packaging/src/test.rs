@@ -50,12 +50,12 @@ here   | mom         | build       | the installed files under simulated moms of
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
 here   | suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked --workspace --test suite
 here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
-beside | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
-beside | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
+here   | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
+here   | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
 beside | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
 beside | aarch64     |             | builds what is shipped for aarch64 |
 beside | deny        |             | licences, sources and versions of the dependencies |
-beside | packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
+beside | packages    | build       | the packages, on systems that boot | test --locked --workspace --test packages
 beside | arm64-unit  |             | unit tests for aarch64, by an emulator |
 beside | vm          | build       | cells on a machine of their own, with cgroup v2 alone |
 beside | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
@@ -304,7 +304,7 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         "oldest-rust" => {
             let oldest = env!("CARGO_PKG_RUST_VERSION");
             let target = cargo::target_directory()?.join(stage.name);
-            let command = cargo::by_toolchain(oldest, "check --locked --workspace --all-targets");
+            let command = cargo::by_toolchain(oldest, "check --locked --workspace");
             let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
             command.map(|mut command| {
                 // A directory of its own, because one compiler cannot use what another has built.
