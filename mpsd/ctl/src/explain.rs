@@ -89,7 +89,7 @@ impl From<Vec<Explained>> for Found {
 pub struct Explain {
     /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says;
     /// a program (jax); the file of a log; a job, for its log and report; or '-' for standard
-    /// input. Without it all that is known
+    /// input. What a log has first comes first. Without it all that is known
     #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|JOB|-")]
     pub what: Option<PathBuf>,
 }
@@ -303,18 +303,25 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
+/// What a log has first comes first: the error of the client that failed first is there. What any
+/// job's log has comes last.
 fn of_log(lines: &[String]) -> Vec<Explained> {
-    let of = |trouble: &'static Trouble| {
-        let is_its =
-            |line: &&String| of_line(line).is_some_and(|found| std::ptr::eq(found, trouble));
-        let mut all = lines.iter().filter(is_its);
-        Some(Explained {
-            line: Some(one_line(all.next()?, SHOWN)),
-            more_lines: all.count(),
-            trouble,
-        })
-    };
-    TROUBLES.iter().filter_map(of).collect()
+    let mut all: Vec<Explained> = Vec::new();
+    for line in lines {
+        let Some(trouble) = of_line(line) else {
+            continue;
+        };
+        let is_its = |found: &&mut Explained| std::ptr::eq(found.trouble, trouble);
+        match all.iter_mut().find(is_its) {
+            Some(found) => found.more_lines += 1,
+            None => all.push(Explained {
+                line: Some(one_line(line, SHOWN)),
+                ..Explained::of(trouble)
+            }),
+        }
+    }
+    all.sort_by_key(|found| found.trouble.usual);
+    all
 }
 
 fn paragraph(found: &Explained) -> String {
@@ -574,14 +581,30 @@ mod tests {
     }
 
     #[test]
-    fn a_fatal_error_comes_before_the_wait_that_follows_it() {
-        let log = "server is not ready, push client to pending list\nServer status: FAULT\n";
-        let found = of_log(&read(log.as_bytes()).unwrap());
-        let names: Vec<&str> = found
-            .iter()
-            .map(|found| found.trouble.name.as_str())
-            .collect();
-        assert_eq!(names, ["a fatal GPU error", "server not ready"]);
+    fn a_log_is_explained_in_its_order_and_what_any_log_has_comes_last() {
+        for (log, expected) in [
+            (
+                "server is not ready, push client to pending list\nServer status: FAULT",
+                "a fatal GPU error 0, server not ready 0",
+            ),
+            (
+                "CUDA driver error 806\nCUDA driver error 46\nCUDA driver error 806",
+                "the server died 1, GPU busy 0",
+            ),
+            (
+                "CUDA driver error 46\nCUDA driver error 806",
+                "GPU busy 0, the server died 0",
+            ),
+            (
+                "User did not send valid credentials\nrecevie command with status 806\nCUDA error 700",
+                "a fatal GPU error 0, valid credentials 0, the server lost a client 0",
+            ),
+        ] {
+            let found = of_log(&read(log.as_bytes()).unwrap());
+            let told = found.iter();
+            let told = told.map(|found| format!("{} {}", found.trouble.name, found.more_lines));
+            assert_eq!(told.collect::<Vec<_>>().join(", "), expected, "{log}");
+        }
     }
 
     #[test]
