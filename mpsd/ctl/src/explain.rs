@@ -395,6 +395,13 @@ mod tests {
             (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE"),
             (718, "InvalidPc", "INVALID_PC"),
             (719, "LaunchFailure", "LAUNCH_FAILED"),
+            (802, "SystemNotReady", "SYSTEM_NOT_READY"),
+            (803, "SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH"),
+            (
+                804,
+                "CompatNotSupportedOnDevice",
+                "COMPAT_NOT_SUPPORTED_ON_DEVICE",
+            ),
             (805, "MpsConnectionFailed", "MPS_CONNECTION_FAILED"),
             (806, "MpsRpcFailure", "MPS_RPC_FAILURE"),
             (807, "MpsServerNotReady", "MPS_SERVER_NOT_READY"),
@@ -442,6 +449,42 @@ mod tests {
                 "RuntimeError: No CUDA GPUs are available",
                 "no GPU behind this daemon",
             ),
+            (
+                "openmm.OpenMMException: No compatible CUDA device is available",
+                "GPU busy",
+            ),
+            (
+                "OpenMMException: The requested CUDA device could not be loaded",
+                "GPU busy",
+            ),
+            (
+                "Cannot run bonded interactions on a GPU because no GPU is detected.",
+                "no GPU behind this daemon",
+            ),
+            (
+                "OOM when allocating tensor with shape[512,512] and type float on GPU:0",
+                "out of memory under a limit",
+            ),
+            (
+                "Out of memory allocating 8,000 bytes (allocated so far: 512 bytes).",
+                "out of memory under a limit",
+            ),
+            (
+                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+                "out of memory under a limit",
+            ),
+            (
+                "Error 802: system not yet initialized",
+                "the driver, not MPS",
+            ),
+            (
+                "Error 803: system has unsupported display driver / cuda driver combination",
+                "the driver, not MPS",
+            ),
+            (
+                "Error 804: forward compatibility was attempted on non supported HW",
+                "the driver, not MPS",
+            ),
             ("CUDA driver error 811", "dynamic parallelism"),
             (
                 "CUDA error: an illegal memory access was encountered",
@@ -461,7 +504,7 @@ mod tests {
                 "no plugin on this host",
             ),
             (
-                "srun: unrecognized option '--mps-threads=25'",
+                "srun: unrecognized option '--mps-treads=auto'",
                 "no plugin on this host",
             ),
         ] {
@@ -475,6 +518,7 @@ mod tests {
             "Out of memory: Killed process 811 (python3)",
             "Segmentation fault (core dumped)",
             "srun: unrecognized option '--gpu'",
+            "cc1plus: out of memory allocating 65536 bytes after a total of 400 bytes",
         ] {
             assert!(of_line(other).is_none(), "{other}");
         }
@@ -488,6 +532,7 @@ mod tests {
         for (said, name) in [
             ("out of memory", "out of memory under a limit"),
             ("Out Of Memory", "out of memory under a limit"),
+            ("out of memory allocating", "out of memory under a limit"),
             ("busy or unavailable", "GPU busy"),
             ("CUDA error: 805", "connection refused"),
             ("error code 46", "GPU busy"),
