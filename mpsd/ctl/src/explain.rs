@@ -574,6 +574,13 @@ mod tests {
                 "{text}"
             );
         }
+        for name in ["DDP", "torchrun", "torch.distributed", "NCCL"] {
+            let text = explained(name).unwrap();
+            assert!(
+                text.starts_with("NCCL (PyTorch DDP), several ranks"),
+                "{text}"
+            );
+        }
     }
 
     #[test]
