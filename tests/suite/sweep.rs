@@ -169,7 +169,8 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     // Neither a figure nor an end.
     let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
     let ran = bench.run(&[&options[..], &["--", &endless]].concat());
-    ran.exits(1).prints("none came to its end within 1 s");
+    ran.exits(1)
+        .prints("none came to its end within 1 s: give more --seconds, or --metric");
     bench.assert_none_left(Duration::ZERO);
 }
 

@@ -89,7 +89,7 @@ impl From<Vec<Explained>> for Found {
 pub struct Explain {
     /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says;
     /// a program (jax); the file of a log; a job, for its log and report; or '-' for standard
-    /// input. Without it all that is known
+    /// input. What a log has first comes first. Without it all that is known
     #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|JOB|-")]
     pub what: Option<PathBuf>,
 }
@@ -303,18 +303,25 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
+/// What a log has first comes first: the error of the client that failed first is there. What any
+/// job's log has comes last.
 fn of_log(lines: &[String]) -> Vec<Explained> {
-    let of = |trouble: &'static Trouble| {
-        let is_its =
-            |line: &&String| of_line(line).is_some_and(|found| std::ptr::eq(found, trouble));
-        let mut all = lines.iter().filter(is_its);
-        Some(Explained {
-            line: Some(one_line(all.next()?, SHOWN)),
-            more_lines: all.count(),
-            trouble,
-        })
-    };
-    TROUBLES.iter().filter_map(of).collect()
+    let mut all: Vec<Explained> = Vec::new();
+    for line in lines {
+        let Some(trouble) = of_line(line) else {
+            continue;
+        };
+        let is_its = |found: &&mut Explained| std::ptr::eq(found.trouble, trouble);
+        match all.iter_mut().find(is_its) {
+            Some(found) => found.more_lines += 1,
+            None => all.push(Explained {
+                line: Some(one_line(line, SHOWN)),
+                ..Explained::of(trouble)
+            }),
+        }
+    }
+    all.sort_by_key(|found| found.trouble.usual);
+    all
 }
 
 fn paragraph(found: &Explained) -> String {
@@ -388,6 +395,13 @@ mod tests {
             (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE"),
             (718, "InvalidPc", "INVALID_PC"),
             (719, "LaunchFailure", "LAUNCH_FAILED"),
+            (802, "SystemNotReady", "SYSTEM_NOT_READY"),
+            (803, "SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH"),
+            (
+                804,
+                "CompatNotSupportedOnDevice",
+                "COMPAT_NOT_SUPPORTED_ON_DEVICE",
+            ),
             (805, "MpsConnectionFailed", "MPS_CONNECTION_FAILED"),
             (806, "MpsRpcFailure", "MPS_RPC_FAILURE"),
             (807, "MpsServerNotReady", "MPS_SERVER_NOT_READY"),
@@ -435,6 +449,42 @@ mod tests {
                 "RuntimeError: No CUDA GPUs are available",
                 "no GPU behind this daemon",
             ),
+            (
+                "openmm.OpenMMException: No compatible CUDA device is available",
+                "GPU busy",
+            ),
+            (
+                "OpenMMException: The requested CUDA device could not be loaded",
+                "GPU busy",
+            ),
+            (
+                "Cannot run bonded interactions on a GPU because no GPU is detected.",
+                "no GPU behind this daemon",
+            ),
+            (
+                "OOM when allocating tensor with shape[512,512] and type float on GPU:0",
+                "out of memory under a limit",
+            ),
+            (
+                "Out of memory allocating 8,000 bytes (allocated so far: 512 bytes).",
+                "out of memory under a limit",
+            ),
+            (
+                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+                "out of memory under a limit",
+            ),
+            (
+                "Error 802: system not yet initialized",
+                "the driver, not MPS",
+            ),
+            (
+                "Error 803: system has unsupported display driver / cuda driver combination",
+                "the driver, not MPS",
+            ),
+            (
+                "Error 804: forward compatibility was attempted on non supported HW",
+                "the driver, not MPS",
+            ),
             ("CUDA driver error 811", "dynamic parallelism"),
             (
                 "CUDA error: an illegal memory access was encountered",
@@ -454,7 +504,7 @@ mod tests {
                 "no plugin on this host",
             ),
             (
-                "srun: unrecognized option '--mps-threads=25'",
+                "srun: unrecognized option '--mps-treads=auto'",
                 "no plugin on this host",
             ),
         ] {
@@ -468,6 +518,7 @@ mod tests {
             "Out of memory: Killed process 811 (python3)",
             "Segmentation fault (core dumped)",
             "srun: unrecognized option '--gpu'",
+            "cc1plus: out of memory allocating 65536 bytes after a total of 400 bytes",
         ] {
             assert!(of_line(other).is_none(), "{other}");
         }
@@ -481,6 +532,7 @@ mod tests {
         for (said, name) in [
             ("out of memory", "out of memory under a limit"),
             ("Out Of Memory", "out of memory under a limit"),
+            ("out of memory allocating", "out of memory under a limit"),
             ("busy or unavailable", "GPU busy"),
             ("CUDA error: 805", "connection refused"),
             ("error code 46", "GPU busy"),
@@ -519,6 +571,13 @@ mod tests {
             );
             assert!(
                 text.contains("source: /usr/share/doc/mpsd/facts/programs.md#"),
+                "{text}"
+            );
+        }
+        for name in ["DDP", "torchrun", "torch.distributed", "NCCL"] {
+            let text = explained(name).unwrap();
+            assert!(
+                text.starts_with("NCCL (PyTorch DDP), several ranks"),
                 "{text}"
             );
         }
@@ -574,14 +633,30 @@ mod tests {
     }
 
     #[test]
-    fn a_fatal_error_comes_before_the_wait_that_follows_it() {
-        let log = "server is not ready, push client to pending list\nServer status: FAULT\n";
-        let found = of_log(&read(log.as_bytes()).unwrap());
-        let names: Vec<&str> = found
-            .iter()
-            .map(|found| found.trouble.name.as_str())
-            .collect();
-        assert_eq!(names, ["a fatal GPU error", "server not ready"]);
+    fn a_log_is_explained_in_its_order_and_what_any_log_has_comes_last() {
+        for (log, expected) in [
+            (
+                "server is not ready, push client to pending list\nServer status: FAULT",
+                "a fatal GPU error 0, server not ready 0",
+            ),
+            (
+                "CUDA driver error 806\nCUDA driver error 46\nCUDA driver error 806",
+                "the server died 1, GPU busy 0",
+            ),
+            (
+                "CUDA driver error 46\nCUDA driver error 806",
+                "GPU busy 0, the server died 0",
+            ),
+            (
+                "User did not send valid credentials\nrecevie command with status 806\nCUDA error 700",
+                "a fatal GPU error 0, valid credentials 0, the server lost a client 0",
+            ),
+        ] {
+            let found = of_log(&read(log.as_bytes()).unwrap());
+            let told = found.iter();
+            let told = told.map(|found| format!("{} {}", found.trouble.name, found.more_lines));
+            assert_eq!(told.collect::<Vec<_>>().join(", "), expected, "{log}");
+        }
     }
 
     #[test]

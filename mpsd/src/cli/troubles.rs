@@ -14,6 +14,9 @@ pub struct Trouble {
     #[serde(skip_serializing)]
     /// What programs and logs write of it.
     pub words: Vec<String>,
+    /// The logs of a job without trouble have such lines too.
+    #[serde(default, skip_serializing)]
+    pub usual: bool,
     pub cause: String,
     pub remedy: String,
     /// The section of `docs/facts` that has it.

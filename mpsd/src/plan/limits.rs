@@ -131,13 +131,12 @@ impl Draft<'_> {
 
     fn meeting_tasks(&self, key: Key) -> Result<u32, Refusal> {
         self.meeting.ok_or_else(|| {
-            let replicas = self.syntax.token(Key::Replicas, Some("N"));
-            let tasks = match self.syntax {
-                Syntax::Flags => "the number of the job's tasks (-n), ",
-                Syntax::Account | Syntax::Resource => "",
+            let allowed = match self.syntax {
+                Syntax::Flags => "the number of the job's tasks (-n), or a fixed value",
+                Syntax::Account | Syntax::Resource => {
+                    "the number of the job's tasks (mpiprocs, ppn), or a fixed value"
+                }
             };
-            let allowed =
-                format!("{tasks}{replicas} with the number of tasks on a GPU, or a fixed value");
             self.refuse(key, NO_TASKS, allowed)
         })
     }

@@ -240,7 +240,11 @@ fn throughput(bench: &Bench<'_>, copies: &[Copy]) -> Result<f64, String> {
     let rate = |copy: &Copy| f64::from(copy.completions) / copy.seconds.max(f64::MIN_POSITIVE);
     match copies.iter().map(rate).sum::<f64>() {
         sum if sum > 0.0 => Ok(sum * HOUR),
-        _ => Err(format!("none came to its end within {} s", limit.as_secs())),
+        _ => {
+            let limit = limit.as_secs();
+            let try_this = "give more --seconds, or --metric";
+            Err(format!("none came to its end within {limit} s: {try_this}"))
+        }
     }
 }
 
