@@ -343,6 +343,39 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     assert_eq!(site.marked(), None);
 }
 
+/// A GPU is lost during a job, and after the repair the node has as many as before.
+#[test]
+fn a_gpu_that_was_replaced_keeps_no_drain() {
+    let mut site = Site::of(fast(2), "");
+    site.job("1.srv", "R", NODE);
+    site.start("1.srv");
+    site.place
+        .node
+        .change(|node| node.gpu[0].fault = "lost".to_owned());
+    site.place.torque_end("1.srv").ok();
+    assert_eq!(site.note()[0], "offline");
+    // The boot.
+    for name in ["jobs", "gpus", "shared"] {
+        let _ = fs::remove_dir_all(site.path("run").join(name));
+    }
+    fs::remove_file(site.path("run/ledger")).expect("a ledger");
+    let mut lost = None;
+    site.place
+        .node
+        .change(|node| lost = Some(node.gpu.remove(0)));
+    let undrain = || site.mpsctl(&["undrain"]);
+    undrain().exits(2).prints("if it was replaced, lift");
+    site.place.node.change(|node| {
+        let mut other = lost.expect("the first GPU");
+        (other.uuid, other.fault) = ("GPU-0123".to_owned(), String::new());
+        node.gpu.insert(0, other);
+    });
+    site.mpsctl(&["undrain"])
+        .ok()
+        .prints("lifted after a clean recheck");
+    assert_eq!(site.note(), ["free", ""]);
+}
+
 /// An administrator has changed run_dir while the job runs.
 #[test]
 fn a_job_below_an_earlier_run_dir_is_named_and_taken_down_after_it() {
@@ -440,7 +473,7 @@ fn a_drain_stays_while_something_is_wrong() {
             Some(|site| chmod(&site.path("run"), 0o755)),
         ),
         (
-            "NVML does not list GPU",
+            "if it was replaced, lift the drain by scontrol or pbsnodes",
             |site| site.place.node.change(|node| drop(node.gpu.remove(0))),
             None,
         ),

@@ -7,6 +7,7 @@ use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::spawn::{Identity, Spawn};
 use nix::sys::stat::{Mode, fstat};
+use nix::sys::statfs::{self, FsType, statfs};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, User, sysconf};
 use std::ffi::OsString;
@@ -19,6 +20,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MOST_ANSWER: usize = 16 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
+/// The usual file systems of one host alone. The numbers are ZFS' and ramfs', which nix lacks
+/// (statfs(2)).
+const LOCAL: [FsType; 8] = [
+    statfs::EXT4_SUPER_MAGIC,
+    statfs::XFS_SUPER_MAGIC,
+    statfs::BTRFS_SUPER_MAGIC,
+    statfs::F2FS_SUPER_MAGIC,
+    statfs::TMPFS_MAGIC,
+    statfs::OVERLAYFS_SUPER_MAGIC,
+    FsType(0x2fc1_2fc1),
+    FsType(0x8584_58f6),
+];
 
 /// What a command of the scheduler answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +89,11 @@ pub trait Host {
         std::fs::read_dir(dir)?
             .map(|entry| Ok(entry?.file_name()))
             .collect()
+    }
+
+    /// Whether other hosts may share this file: its file system is not a usual local one.
+    fn may_be_shared(&self, path: &Path) -> bool {
+        statfs(path).is_ok_and(|about| !LOCAL.contains(&about.filesystem_type()))
     }
 
     /// Whether `path` is a program that only root can have put there, and that root may execute.
@@ -206,5 +224,19 @@ fn answer(read: Result<Vec<u8>, FileError>) -> io::Result<Option<Vec<u8>>> {
         Err(gone) if gone.is_absent() => Ok(None),
         Err(FileError::Io { errno, .. }) => Err(errno.into()),
         Err(other) => Err(io::Error::other(other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lies_on_a_usual_local_file_system_is_this_hosts_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let shared = |path: &Path| ThisHost.may_be_shared(path);
+        assert!(!shared(place.path()) && !shared(Path::new("/run")));
+        assert!(shared(Path::new("/proc/self/status")));
+        assert!(!shared(&place.path().join("none")), "nothing to share");
     }
 }

@@ -35,6 +35,8 @@ pub struct TextHost {
     files: BTreeMap<String, String>,
     answers: BTreeMap<String, Answer>,
     pub ran: RefCell<Vec<String>>,
+    /// Whether other hosts may share its files.
+    pub shared: bool,
 }
 
 impl TextHost {
@@ -66,6 +68,9 @@ impl Host for TextHost {
         Ok(inside
             .filter_map(|path| Some(path.file_name()?.to_owned()))
             .collect())
+    }
+    fn may_be_shared(&self, _: &Path) -> bool {
+        self.shared
     }
     fn executable(&self, path: &Path) -> bool {
         let mut lines = self.answers.keys();

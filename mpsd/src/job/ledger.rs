@@ -212,6 +212,13 @@ pub(super) fn remember_gpus(files: &mut impl Files, gpus: &Inventory) {
     }
 }
 
+/// How many GPUs the node had when it last had all of these.
+pub fn gpus_with(files: &mut impl Files, gpus: &[String]) -> Option<usize> {
+    let known = Ledger::read(files).gpus?;
+    let has = |name: &String| known.all().any(|gpu| gpu.uuid.as_str() == name);
+    gpus.iter().all(has).then_some(known.gpus.len())
+}
+
 /// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would
 /// fill the node.
 pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {

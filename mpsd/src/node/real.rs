@@ -6,10 +6,10 @@ use super::{failure, log, site_directory, unless_scarce};
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Gpus, NodeSettings, Scheduling, Severity};
-use crate::job::{DrainTarget, Journal, User};
+use crate::job::{DrainTarget, Journal, User, ledger};
 use crate::plan::effects::Effect;
 use batch::control::Controller;
-use batch::drain::{self, Place, markers};
+use batch::drain::{self, Cause, Place, markers};
 use batch::gpu_host::unless_no_gpu_host;
 use batch::{Location, UserRef};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
@@ -266,18 +266,16 @@ impl Scheduling for RealNode {
         target: &DrainTarget,
         fault: &Fault,
     ) -> Option<(String, bool)> {
-        let (prefix, gpus) = (target.prefix.as_deref()?, target.gpus.clone());
-        let paths = &self.settings.paths;
-        let (controller, jobs) = (place.controller(), target.jobs());
-        Some(drain::deliver(
-            paths,
-            place,
-            controller.as_ref(),
-            prefix,
-            &jobs,
+        let prefix = target.prefix.as_deref()?;
+        let cause = Cause {
+            jobs: &target.jobs(),
             fault,
-            gpus,
-        ))
+            gpus: target.gpus.clone(),
+            of: ledger::gpus_with(self, &target.gpus),
+        };
+        let (paths, controller) = (&self.settings.paths, place.controller());
+        let controller = controller.as_ref();
+        Some(drain::deliver(paths, place, controller, prefix, cause))
     }
 
     fn note(

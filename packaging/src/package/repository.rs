@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use fs_err as fs;
 
-use crate::command::{command, quietly, works, wrote};
+use crate::command::{command, quietly, wrote};
 use crate::files::is_a;
 use crate::install;
 
@@ -29,18 +29,18 @@ pub struct Repository<'a> {
 }
 
 impl Repository<'_> {
-    /// Installs missing tools and finds the key, before the long build starts.
+    /// Installs missing tools and tries the key, before the long build starts.
     pub fn prepare(&self) -> Result<()> {
         install::program("/usr/bin/gpg", "gnupg")?;
         install::program(FTPARCHIVE, "apt-utils")?;
         install::program("/usr/bin/createrepo_c", "createrepo-c")?;
-        match works(gpg().args(["--list-secret-keys", self.key])) {
-            true => Ok(()),
-            false => bail!(
-                "--key '{}': gpg has no such secret key (GNUPGHOME names its directory)",
+        let signs = wrote(gpg().args(["--armor", "--local-user", self.key, "--detach-sign"]));
+        signs.map(drop).with_context(|| {
+            format!(
+                "--key '{}': gpg does not sign with it; allowed: a secret key without a passphrase (GNUPGHOME names its directory)",
                 self.key
-            ),
-        }
+            )
+        })
     }
 
     /// Adds packages to both trees and signs these again.

@@ -233,6 +233,62 @@ fn the_ansible_role_installs_upgrades_and_removes() {
     });
 }
 
+/// The controller's host has the line, and slurmd fetches it.
+#[test]
+fn the_ansible_role_enables_a_configless_node() {
+    let debs = ["mpsd", "mpsd-slurm"].map(|name| package(name, ".deb").display().to_string());
+    on_a_machine("ansible-configless", move |root, cgroup, bin| {
+        let _vendor = cluster::configure(root);
+        let conf = root.read("/etc/slurm/slurm.conf");
+        let sends = format!("SlurmctldParameters=enable_configless\n{conf}");
+        root.write("/etc/slurm/slurm.conf", &sends);
+        let line = "optional /usr/lib/mpsd/spank/22.05/spank_mps.so\n";
+        root.write("/etc/slurm/plugstack.conf", line);
+        let unit = "[Service]\nExecStart=\nExecStart=/usr/sbin/slurmd -D --conf-server gpu001\n";
+        root.write("/etc/systemd/system/slurmd.service.d/configless.conf", unit);
+        let mut cluster = Machine::boot(root, cgroup);
+        let control = Control::of("ansible-configless", &cluster.command(&["sh", "-c"]), bin);
+        cluster.idle();
+        let before = started(&cluster);
+        let variables = serde_json::json!({
+            "mpsd_scheduler": "slurm", "mpsd_files": debs,
+            "mpsd_config": {
+                "control": format!("{VENDOR}/nvidia-cuda-mps-control"), "nvml": format!("{VENDOR}/libnvidia-ml.so.1"),
+            },
+        });
+        let (changed, told) = control.changes(&variables);
+        assert!(changed >= 3, "{told}");
+        let check = cluster.run("mpsctl slurm check");
+        assert!(check.contains("'/run/slurm/conf/slurm.conf'"), "{check}");
+        assert_ne!(started(&cluster), before, "slurmd did not restart");
+        cluster.idle();
+        let records = cluster.clients(&["--gres=gpu:1", "--mps"]);
+        assert!(records.iter().all(|record| record.under_mps), "{records:?}");
+        control.changes_nothing(&variables);
+    });
+}
+
+/// slurmd gives the script a variable and no `PATH`. The node's name is not the host's, and Slurm
+/// is below /opt.
+#[test]
+fn the_health_check_drains_the_node_by_its_name_in_slurm() {
+    Root::with("health-check", |root| {
+        root.run("rm -f /usr/bin/scontrol");
+        let script = guide::script("operations.md", "Health checks without NHC");
+        root.write("/root/check", &script);
+        for (path, body) in [
+            ("/usr/local/bin/mpsctl", "echo 'FAIL  no daemon'"),
+            ("/opt/slurm/bin/scontrol", "echo \"$*\""),
+        ] {
+            root.write(path, &format!("#!/bin/sh\n{body}\n"));
+            open_to_all(&root.at(path));
+        }
+        let told = root.run("env -i SLURMD_NODENAME=n17 sh /root/check");
+        let drain = "update NodeName=n17 State=DRAIN Reason=check_mpsd: no daemon\n";
+        assert!(told.ends_with(drain), "{told}");
+    });
+}
+
 /// Three nodes by one play, as in the first hour of a cluster: first nothing, then jobs on all
 /// nodes. Then a health check drains the node that cannot run them.
 #[test]
@@ -503,11 +559,16 @@ fn the_ansible_role_installs_with_dnf() {
         let control = Control::of("ansible-dnf", &enter, bin);
         let variables = serde_json::json!({
             "mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_node": false, "mpsd_repository": "file:///srv/mpsd",
-            "mpsd_config": {"deadline_s": 25},
+            "mpsd_packages": ["mpsd", "mpsd-slurm"], "mpsd_config": {"deadline_s": 25},
         });
         let (changed, told) = control.changes(&variables);
         assert!(changed >= 3, "{told}");
-        root.run("rpm --query mpsd");
+        root.run("rpm --query mpsd mpsd-slurm");
+        let list = root.read("/etc/yum.repos.d/mpsd.repo");
+        let seconds = list
+            .lines()
+            .find_map(|line| line.strip_prefix("metadata_expire"));
+        assert!(seconds.is_some_and(|rest| rest.ends_with("300")), "{list}");
         assert!(root.run("mpsctl config show").contains("deadline_s = 25"));
         control.changes_nothing(&variables);
         let away =

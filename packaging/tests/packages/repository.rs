@@ -20,9 +20,10 @@ const KEY: &str = "mpsd test <mpsd@mpsd.invalid>";
 struct Keys(PathBuf);
 
 impl Keys {
-    fn make() -> Keys {
+    fn make(passphrase: &str) -> Keys {
         // Below /tmp, because the path of an agent's socket must be short.
-        let dir = std::env::temp_dir().join(format!("mpsd-keys-{}", std::process::id()));
+        let name = format!("mpsd-keys-{}{passphrase}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
         fs::create_dir_all(&dir).unwrap();
         run(Command::new("chmod").arg("700").arg(&dir));
         let keys = Keys(dir);
@@ -31,7 +32,7 @@ impl Keys {
             "--batch",
             "--quiet",
             "--passphrase",
-            "",
+            passphrase,
             "--quick-generate-key",
             KEY,
         ]);
@@ -42,13 +43,17 @@ impl Keys {
     }
 }
 
+impl Keys {
+    fn end_agent(&self) {
+        let mut end = Command::new("gpgconf");
+        let end = end.args(["--kill", "all"]).env("GNUPGHOME", &self.0);
+        let _ = end.output();
+    }
+}
+
 impl Drop for Keys {
     fn drop(&mut self) {
-        let mut end = Command::new("gpgconf");
-        let _ = end
-            .args(["--kill", "all"])
-            .env("GNUPGHOME", &self.0)
-            .output();
+        self.end_agent();
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -65,7 +70,7 @@ pub fn repository() -> &'static Path {
         for made in [packages()].into_iter().chain(arm64::made()) {
             run(Command::new("cp").arg("-rT").args([made, &out]));
         }
-        let keys = Keys::make();
+        let keys = Keys::make("");
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         command
             .args(["dist", "--packed", "--out"])
@@ -74,6 +79,22 @@ pub fn repository() -> &'static Path {
         run(command.arg("--repository").arg(&dir).args(["--key", KEY]));
         dir
     })
+}
+
+/// Nobody is there to type it, and a build takes minutes.
+#[test]
+fn a_key_with_a_passphrase_is_refused_first() {
+    let (keys, dir) = (Keys::make("secret"), target("repository-unsigned"));
+    // The agent would remember it.
+    keys.end_agent();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["dist", "--packed", "--out"]).arg(packages());
+    command.arg("--repository").arg(&dir).args(["--key", KEY]);
+    let refused = command.env("GNUPGHOME", &keys.0).output().unwrap();
+    let why = said(&refused);
+    assert!(!refused.status.success(), "{why}");
+    assert!(why.contains("a secret key without a passphrase"), "{why}");
+    assert!(!dir.exists(), "it was begun: {why}");
 }
 
 pub fn place(root: &Root) {

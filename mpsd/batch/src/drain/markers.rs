@@ -23,6 +23,10 @@ pub struct Marker {
     pub note: Option<String>,
     /// The GPUs to look at again before the drain is lifted.
     pub gpus: Vec<String>,
+    /// How many GPUs the node had, these among them, if that was known: with as many again, one
+    /// that is missing was replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<usize>,
     /// The scheduler has it; else it waits for the timer, and the node takes no MPS job until then.
     pub delivered: bool,
     /// `SLURM_CONF` of the prolog's environment.

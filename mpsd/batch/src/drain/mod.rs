@@ -67,6 +67,7 @@ impl<'a> Place<'a> {
             reason: fitted(of(self.scheduler).facts().longest_reason, reason),
             note: None,
             gpus: Vec::new(),
+            of: None,
             delivered: false,
             slurm_conf: self.location.slurm_conf.clone(),
             when: mpsd_sys::now(),
@@ -166,20 +167,36 @@ pub fn withdraw_remarks(paths: &Paths, location: &Location) -> Vec<Result<String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// Drains the node for `fault` of `jobs` (`job 12`) and remembers it. A drain that cannot be
+/// What a drain is for.
+#[derive(Debug)]
+pub struct Cause<'a> {
+    /// As in `job 12`.
+    pub jobs: &'a str,
+    pub fault: &'a Fault,
+    /// As in the [`Marker`].
+    pub gpus: Vec<String>,
+    pub of: Option<usize>,
+}
+
+/// Drains the node for `cause` and remembers it. A drain that cannot be
 /// delivered waits for the timer. Returns a line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
     controller: &dyn Controller,
     prefix: &str,
-    jobs: &str,
-    fault: &Fault,
-    gpus: Vec<String>,
+    cause: Cause<'_>,
 ) -> (String, bool) {
+    let Cause {
+        jobs,
+        fault,
+        gpus,
+        of,
+    } = cause;
     let marker = Marker {
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         gpus,
+        of,
         ..place.marker(&format!("{prefix} {jobs}: {fault}"))
     };
     // The marker first: a forgotten drain could never be lifted.
@@ -417,12 +434,18 @@ mod tests {
         // Twice: the second fault of a node finds the drain of the first.
         let fault = Fault::new(Evidence::GpuLost, "x", "y");
         for jobs in ["job 1", "job 2"] {
-            let (line, is_delivered) =
-                deliver(&paths, &place(), &node, "mpsd:", jobs, &fault, Vec::new());
+            let cause = Cause {
+                jobs,
+                fault: &fault,
+                gpus: Vec::new(),
+                of: Some(2),
+            };
+            let (line, is_delivered) = deliver(&paths, &place(), &node, "mpsd:", cause);
             assert!(is_delivered, "{line}");
             assert_eq!(node.status(), Ok(status(true, Some("mpsd: job 1: x: y"))));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
             assert_eq!(state(&kept, &node), Ok(DrainState::Stands));
+            assert_eq!(kept.of, Some(2));
         }
         assert_eq!(
             metadata(paths.drains()).unwrap().permissions().mode() & 0o7777,

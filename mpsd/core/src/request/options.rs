@@ -136,7 +136,7 @@ const MODE: Row = Row {
     bare: Some("on"),
     allowed: Mode::ALLOWED,
     words: &["per-node", "auto", "per-gpu", "own", "off"],
-    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `auto` (only where it helps), `per-gpu`, `own`, `off`",
+    help: "the job's own NVIDIA MPS: `on` (or `per-node`), `auto` (only where it helps), `per-gpu` (one for each GPU), `own`, `off`",
     more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU. `auto` is `per-node` if the job has more \
            tasks on a node than GPUs, or a GPU that jobs share; else the job runs as if it had not asked (mpsd(8), AUTO). The `auto` of a \
            limit is another one: a number that mpsd computes. \

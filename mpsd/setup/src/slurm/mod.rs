@@ -15,7 +15,7 @@ use batch::slurm::installation::{Installation, Release, directories, stamp_of};
 use check::check;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::plugin_line::PROGRAMS;
-use stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
+use stack::{Delivery, PLUGIN, Stack, TAG, WORDS, is_foreign, is_ours, our_line, second_line};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +38,9 @@ enum SlurmVerb {
         slurm: SlurmOptions,
         #[command(flatten)]
         running: RunningJobs,
+        /// Leave a line on a file system that other hosts may share (run by the packages)
+        #[arg(long)]
+        local: bool,
     },
     /// Say what works, what could be better, and what is wrong, one line each
     ///
@@ -100,10 +103,18 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
     Ok(match &verb {
         SlurmVerb::Enable(options) if options.refresh => refresh(options, ctx)?,
         SlurmVerb::Enable(options) => enable(options, ctx)?,
-        SlurmVerb::Disable { slurm, running } => {
-            let (_, conf) = slurm.find(ctx)?;
+        SlurmVerb::Disable {
+            slurm,
+            running,
+            local,
+        } => {
+            let stack = Stack::of(&slurm.find(ctx)?.1);
             let still = running.allow(ctx)?;
-            let mut report = disable(&Stack::of(&conf))?;
+            let home = stack.home();
+            let mut report = match *local && ctx.host.may_be_shared(&home) && !is_foreign(&home) {
+                true => leave(&home)?,
+                false => disable(&stack)?,
+            };
             report.lines.extend(still);
             report
         }
@@ -341,6 +352,25 @@ fn renamed(text: &str, plugin: &Path) -> String {
     text.lines().map(line).collect()
 }
 
+/// Leaves the line of all hosts that share `home`. The plugin goes from this one, where under
+/// `required` every job would fail.
+fn leave(home: &Path) -> Result<VerbReport> {
+    let mut report = VerbReport::default();
+    let text = fs::read_to_string(home)?;
+    let [optional, required] = WORDS;
+    if our_line(home).is_some_and(|line| line.trim_start().starts_with(required)) {
+        let text = text.replacen(required, optional, 1);
+        let about = format!(" with '{optional}': without the plugin '{required}' fails every job");
+        write(&mut report, home, &text, &about)?;
+    }
+    report.did(format!(
+        "'{}' stays, because other hosts may share it: once no host has a job with MPS, remove it by 'mpsctl slurm disable' on one; \
+         until then Slurm's commands here print an error",
+        home.display()
+    ));
+    Ok(report)
+}
+
 fn disable(stack: &Stack) -> Result<VerbReport> {
     let (snippet, file) = (stack.snippet(), &stack.file);
     let mut report = VerbReport::default();
@@ -370,6 +400,46 @@ fn disable(stack: &Stack) -> Result<VerbReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::context;
+    use batch::testing::TextHost;
+
+    /// What a line is after `mpsctl slurm disable --force` with this option, and what was told.
+    fn disabled(shared: bool, word: &str, option: &[&str]) -> (Option<String>, Vec<String>) {
+        let place = tempfile::tempdir().unwrap();
+        let conf = place.path().join("slurm.conf").display().to_string();
+        let home = place.path().join("plugstack.conf.d/mpsd.conf");
+        fs::create_dir(home.parent().unwrap()).unwrap();
+        fs::write(&home, tagged(&format!("{word} /x/{PLUGIN} scope=job"))).unwrap();
+        let mut host = TextHost::default().file(&conf, "GresTypes=gpu\n");
+        host.shared = shared;
+        let ctx = SetupContext {
+            host: &host,
+            ..context(PROGRAMS, None)
+        };
+        let words = ["slurm", "disable", "--force", "--slurm-conf", &conf];
+        let matches = (VERBS.command)().get_matches_from([&words, option].concat());
+        let report = run(&matches, &ctx).unwrap();
+        assert_eq!(report.exit_code(), 0, "{report:?}");
+        (our_line(&home), report.lines)
+    }
+
+    #[test]
+    fn a_package_leaves_a_line_that_hosts_may_share_and_it_fails_no_job() {
+        for (shared, word, option) in [
+            (false, "optional", &["--local"][..]),
+            (true, "optional", &[]),
+        ] {
+            let (line, told) = disabled(shared, word, option);
+            assert_eq!(line, None, "{told:?}");
+        }
+        for (word, lines) in [("optional", 1), ("required", 2)] {
+            let (line, told) = disabled(true, word, &["--local"]);
+            assert_eq!(line.unwrap(), format!("optional /x/{PLUGIN} scope=job"));
+            assert_eq!(told.len(), lines, "{told:?}");
+            let words = "stays, because other hosts may share it";
+            assert!(told.last().unwrap().contains(words), "{told:?}");
+        }
+    }
 
     #[test]
     fn a_refresh_changes_the_plugins_place_alone() {

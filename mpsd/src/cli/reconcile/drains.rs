@@ -93,8 +93,9 @@ impl Run<'_> {
     }
 }
 
-/// Whether our drain may be lifted: NVML answers for the marker's GPUs, the vendor's program is
-/// trusted, run_dir is as jobs need it, and nothing of a job that is gone is left.
+/// Whether our drain may be lifted: NVML answers for the marker's GPUs, or those in their place, the
+/// vendor's program is trusted, run_dir is as jobs need it, and nothing of a job that is gone is
+/// left.
 fn check_before_lift(
     node: &mut impl Gpus,
     settings: &Settings,
@@ -112,11 +113,15 @@ fn check_before_lift(
     let mut run = directories::run(&settings.paths).into_iter();
     run.try_for_each(|one| one.map(drop))?;
     let inventory = node.inventory(None).map_err(|e| e.to_string())?;
+    let none_is_missing = marker.of.is_some_and(|of| inventory.gpus.len() >= of);
     for name in &marker.gpus {
         let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;
         // MIG devices do not outlive a boot, nor the next division of their GPU.
-        if !uuid.is_mig() && inventory.by_uuid(&uuid).is_none() {
-            return Err(format!("NVML does not list GPU {uuid}"));
+        let is_there = uuid.is_mig() || inventory.by_uuid(&uuid).is_some();
+        if !is_there && !none_is_missing {
+            return Err(format!(
+                "NVML does not list GPU {uuid}; if it was replaced, lift the drain by scontrol or pbsnodes"
+            ));
         }
     }
     for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
