@@ -48,7 +48,7 @@ first  | build       |             | all programs and tests: the others start th
 here   | unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
 here   | mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
-here   | suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked --workspace --test suite
+here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
 here   | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
 here   | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items

@@ -118,8 +118,8 @@ enum OwnDaemon {
     Start(Program),
 }
 
-/// Of a job that its site brought in: says which steps run without MPS. A script that meets MPS in
-/// its own way takes its whole job out, which its record then says.
+/// Of a job that its site brought in: says which steps run without MPS. A script that handles MPS
+/// itself takes its whole job out, which its record then says.
 fn leave_out(
     slurm: &dyn Slurm,
     node: &dyn Node,

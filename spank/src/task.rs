@@ -258,8 +258,8 @@ impl NewTask<'_> {
         Ok(changes)
     }
 
-    /// Why a file in the step's command meets MPS in its own way: a wrapper that starts a daemon,
-    /// for one.
+    /// Why a file in the step's command handles MPS itself: a wrapper that starts a daemon, for
+    /// one.
     fn own_mps(&self) -> Option<String> {
         let command = self.slurm.step_command().into_iter().take(WORDS);
         let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));

@@ -1,4 +1,4 @@
-"""One rank of a recipe of docs/recipes.md: computes on the GPU, takes memory as the recipe says, tells what it saw in one line of JSON, and stays a
+"""One rank of a recipe of recipes.rs: computes on the GPU, takes memory as the recipe says, tells what it saw in one line of JSON, and stays a
 client until the file GO is there.
 
     recipes.py RECIPE RANK RANKS LIMIT_MIB GO

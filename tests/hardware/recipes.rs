@@ -1,5 +1,4 @@
-//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on
-//! one GPU each.
+//! Four ranks of a job on one GPU, for each recipe whose Python packages this machine has.
 
 use std::collections::BTreeMap;
 use std::fs;

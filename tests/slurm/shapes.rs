@@ -38,7 +38,7 @@ fn scripts(page: &'static str) -> impl Iterator<Item = &'static str> {
     blocks.map(|rest| rest.split("```").next().unwrap_or_default())
 }
 
-/// GROMACS' and those of the quick start, with a client for the program.
+/// Those of the recipes and of the quick start, with a client for the program.
 /// (50 % of 132 multiprocessors are 66, 25 % are 32: recorded.)
 fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<()> {
     let solver = cell.bed.home(&cell.user).join("solver");
@@ -47,17 +47,15 @@ fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<(
         format!("#!/bin/sh\n{}\n", cell.client("--hold 0.5")),
     )?;
     std::fs::set_permissions(&solver, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let gromacs = scripts(include_str!("../../docs/recipes.md")).next();
-    let gromacs = gromacs
-        .context("no script")?
-        .replace("gmx_mpi", "./solver gmx_mpi");
+    let recipes = scripts(include_str!("../../docs/recipes.md"));
+    let recipes = recipes.map(|script| script.replace("gmx_mpi", "./solver gmx_mpi"));
     let page = include_str!("../../docs/quick-start.md");
     let (_, page) = page
         .split_once("\n## Batch scripts\n")
         .context("no heading")?;
     let batch = page.split("\n## ").next().unwrap_or_default();
     let own = scripts(batch).map(str::to_owned);
-    let all: Vec<String> = [gromacs].into_iter().chain(own).collect();
+    let all: Vec<String> = recipes.chain(own).collect();
     let shares = [(4, 1, 66), (8, 2, 66), (8, 1, 32)];
     ensure!(all.len() == shares.len(), "{all:?}");
     for (script, (tasks, nodes, sms)) in all.iter().zip(shares) {

@@ -1,6 +1,7 @@
 //! `mpsctl` as an ordinary user and as root: `env` and `exec` in real shells with real tasks,
 //! `plan`, `config`, `explain` and the bundle.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::time::Duration;
@@ -53,21 +54,23 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
     });
 }
 
+/// Each verb with its words, `mpsctl` first.
+fn each_verb(command: &clap::Command, above: &[String]) -> Vec<(Vec<String>, clap::Command)> {
+    let words = [above, &[command.get_name().to_owned()]].concat();
+    let below = command.get_subcommands();
+    let below: Vec<_> = below.flat_map(|verb| each_verb(verb, &words)).collect();
+    match below.is_empty() {
+        true => vec![(words, command.clone())],
+        false => below,
+    }
+}
+
 /// An unknown word before the command that looks like an option is a mistyped option.
 #[test]
 fn an_unknown_option_is_refused_by_every_verb() {
-    fn verbs(command: &clap::Command, above: &[String], all: &mut Vec<Vec<String>>) {
-        let words = [above, &[command.get_name().to_owned()]].concat();
-        let below = command.get_subcommands();
-        below.for_each(|verb| verbs(verb, &words, all));
-        if !command.has_subcommands() {
-            all.push(words);
-        }
-    }
-    let mut all = Vec::new();
-    verbs(&runner::command(), &[], &mut all);
+    let all = each_verb(&runner::command(), &[]);
     assert!(all.len() > 20, "{all:?}");
-    for words in all {
+    for (words, _) in all {
         let words = [
             &words[..],
             &["--no-such-option", "--", "x"].map(str::to_owned),
@@ -288,13 +291,24 @@ fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
     }
 }
 
+/// Verbs that do their work with `--json` in tests of their own: `report.rs`, `reconcile.rs` and so
+/// on, `selftest` on a real Slurm.
+const READ_ELSEWHERE: [&str; 7] = [
+    "doctor", "pack", "report", "selftest", "status", "sweep", "undrain",
+];
+
 #[test]
 fn what_a_script_reads_is_one_object() {
     let place = place(2);
-    let object = |args: &[&str], code: i32| -> Value {
+    let mut read: BTreeSet<String> = READ_ELSEWHERE.map(str::to_owned).into();
+    let mut object = |args: &[&str], code: i32| -> Value {
         let ran = place.mpsctl(&[args, &["--json"]].concat()).exits(code);
         assert_eq!(ran.out.lines().count(), 1, "{args:?}: {ran:?}");
-        ran.json()
+        let json = ran.json();
+        if json.get("error").is_none() {
+            read.extend((1..=args.len()).map(|end| args[..end].join(" ")));
+        }
+        json
     };
     for (file, code, incomplete, status) in [
         ("mpsd.toml", 0, false, "OK"),
@@ -360,4 +374,14 @@ fn what_a_script_reads_is_one_object() {
     let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
     let lines = advertise["lines"].as_array().expect("lines");
     assert!(!lines.is_empty());
+    let mut unread = Vec::new();
+    for (words, verb) in each_verb(&runner::command(), &[]) {
+        let mut arguments = verb.get_arguments();
+        let verb = words[1..].join(" ");
+        // One place prints the reports of all verbs of a scheduler.
+        let of_scheduler = ["slurm", "pbs"].contains(&&*words[1]);
+        let has_it = arguments.any(|argument| argument.get_id() == "json");
+        unread.extend((has_it && !of_scheduler && !read.contains(&verb)).then_some(verb));
+    }
+    assert_eq!(unread, [""; 0], "no test reads the JSON of these verbs");
 }

@@ -325,7 +325,8 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
     }
     let undrain = || site.mpsctl(&["undrain"]);
     site.away(true);
-    undrain().exits(2).prints("its scheduler does not answer");
+    let ran = site.mpsctl(&["undrain", "--json"]).exits(2);
+    ran.prints("its scheduler does not answer").json();
     site.away(false);
     assert_eq!(site.note(), ["offline", reason]);
     undrain().ok().prints("lifted after a clean recheck");

@@ -1,6 +1,6 @@
 //! A job that its site brought in did not ask for MPS, so it must run as on a node without us. If
-//! it may meet MPS in its own way, it is left out. Nothing here is a refusal: the reason goes to
-//! the node's log and to `mpsctl status`.
+//! it may handle MPS itself, or could notice ours, it is left out. Nothing here is a refusal: the
+//! reason goes to the node's log and to `mpsctl status`.
 
 use super::environment::{
     ALL_CONNECTIONS, CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
@@ -45,7 +45,7 @@ pub fn of_script(text: &str) -> Option<String> {
     own_mps(text).or_else(|| without_ranks(text))
 }
 
-/// Why a script, or a program that is text, meets MPS in its own way; `None`: it does not.
+/// Why a script, or a program that is text, handles MPS itself; `None`: it does not.
 pub fn own_mps(text: &str) -> Option<String> {
     let named = OWN.into_iter().find(|word| text.contains(word))?;
     Some(format!("its script names {named}"))
@@ -88,8 +88,8 @@ fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -
     })
 }
 
-/// Why numbers of GPUs would mean others behind the daemon than without it. Both count from 0 in
-/// the order of the bus: the daemon its own GPUs, a program without MPS those that it may open.
+/// Why a number would name another GPU behind the daemon than without it. Both count from 0 in the
+/// order of the bus: the daemon its own GPUs, a program without MPS those that it may open.
 pub fn by_numbers(record: &Record, counted: Option<&[GpuUuid]>) -> Option<String> {
     let counted = counted?;
     let daemons = record.daemons.iter();

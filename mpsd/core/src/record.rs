@@ -178,7 +178,8 @@ pub struct Record {
     pub report: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
-    /// Slurm: its batch script is its end. A step may come from outside.
+    /// Slurm: a job of sbatch, which ends with its script. A step of `srun --jobid` does not show
+    /// that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub script: bool,
 }

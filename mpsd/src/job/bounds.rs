@@ -12,8 +12,8 @@ const OF_A_JOB: usize = 16;
 /// The same for all jobs of a user.
 const OF_A_USER: usize = 64;
 
-/// Refuses a step that would be one too many. Its record is written already and so counts here, so
-/// of many that start at once no more stay.
+/// Refuses a step that would be one too many. Its own record is written already and counts, so of
+/// many that start at once no more stay.
 pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Failure> {
     if !job.submission.step {
         return Ok(());

@@ -111,7 +111,7 @@ pub(super) fn leave(
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
-/// A GPU's account or lock that jobs without a directory have left.
+/// A GPU's account or lock, left behind by jobs without a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub gpu: GpuUuid,

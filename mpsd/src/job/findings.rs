@@ -20,7 +20,7 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// For what had to be taken down before `what` begins. Any finding fails the start.
+    /// Fails the start of `what` if the teardown before it found anything.
     pub(super) fn allow_start(self, what: String, why: &str) -> Result<(), FailedStart> {
         if self.is_clean() {
             return Ok(());

@@ -36,7 +36,7 @@ pub struct Journal {
     pub config: Option<PathBuf>,
     pub user: String,
     pub gid: u32,
-    /// As made: what became of its record is in the record's own file.
+    /// As made; later states of its record are in the record's own file alone.
     pub plan: Plan,
     /// How many of its effects were begun; the last of these may have happened in part or not at
     /// all.
@@ -229,7 +229,8 @@ mod tests {
         assert_eq!(
             journal.to_text().unwrap(),
             RECORDED,
-            "a changed format needs a new number and a new recording"
+            "a further field is optional and not written by default; another format needs a new \
+             number and recording"
         );
     }
 

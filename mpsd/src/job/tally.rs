@@ -11,7 +11,7 @@ pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_0
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// How many fell into each of [`CLASSES`] and into none before it.
+    /// How many fell into each of [`CLASSES`], each counted once.
     pub within: [u64; CLASSES.len()],
     pub count: u64,
     pub sum_ms: u64,

@@ -14,8 +14,8 @@ pub enum Finding {
     Unneeded(String),
 }
 
-/// Whether the job may run as if it had not asked if this node cannot give it MPS. A job with
-/// limits relies on them.
+/// Whether the job may run without MPS where this node cannot give it. A job with limits may not:
+/// it relies on them.
 pub fn may_do_without(request: &Request) -> bool {
     *request == Request::new(Mode::Auto)
 }

@@ -45,7 +45,7 @@ impl Limits {
         }
     }
 
-    /// How many clients with this limit fit on each of the GPUs. With a low ceiling, more than the
+    /// How many clients with this limit fit on each of the GPUs: under a low ceiling, more than the
     /// job has tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
@@ -83,7 +83,7 @@ impl Draft<'_> {
     }
 
     /// What the job's clients may hold together: its user's number, or `auto` on GPUs that jobs
-    /// share. There a client has less than the job's part if tasks meet, or under a ceiling.
+    /// share. On those, tasks that meet or a ceiling leave one client less than the job's part.
     pub fn job_memory(&self, limits: &Limits) -> Memory {
         match (&self.filled.memory, self.part) {
             _ if self.settings.memory_over_limit == MemoryOverLimit::Ignore => Vec::new(),
