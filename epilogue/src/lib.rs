@@ -85,7 +85,7 @@ pub fn main() -> u8 {
 
 fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
     let name = submission.node_name(&ThisHost);
-    let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name, &[]));
+    let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name));
     let settings = cli::or_directories(NAME, read, &arguments.config, &name);
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     look_again(&settings, submission);

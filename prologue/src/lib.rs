@@ -110,21 +110,20 @@ struct Prologue {
 }
 
 impl Prologue {
-    fn load(&self, node: &str) -> Result<(Config, Settings), Fault> {
+    fn load(&self, node: &str) -> Result<Settings, Fault> {
         let config = match self.config.get() {
-            Some(config) => config.clone(),
+            Some(config) => config,
             // A failure is not kept, because it may pass.
             None => {
                 let config = Config::load(&self.arguments.config)?;
-                self.config.get_or_init(|| config).clone()
+                self.config.get_or_init(|| config)
             }
         };
-        let settings = config.for_node(node, &[])?;
-        Ok((config, settings))
+        config.for_node(node)
     }
 
     fn settings(&self, node: &str) -> Option<Settings> {
-        self.load(node).ok().map(|(_, settings)| settings)
+        self.load(node).ok()
     }
 
     /// A child does all further work, so that its crash becomes an exit code.
@@ -151,7 +150,7 @@ impl Prologue {
         node: String,
         deadline: Deadline,
     ) -> Result<Job, Failure> {
-        let (config, settings) = self.load(&node)?;
+        let settings = self.load(&node)?;
         directories::check_run(&settings.paths)?;
         let user = find_user(&submission.user)?;
         Ok(Job {
@@ -159,7 +158,7 @@ impl Prologue {
             request: asked.request,
             syntax: asked.syntax,
             by_site: asked.by_site,
-            config,
+            config: self.arguments.config.clone(),
             location: Location::of(&settings),
             settings,
             user,

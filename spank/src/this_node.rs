@@ -29,8 +29,7 @@ impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
         let host = || nix::unistd::gethostname().ok()?.into_string().ok();
         let node = name.map(str::to_owned).or_else(host).unwrap_or_default();
-        // No GPU's product is known here, and nothing that the plugin needs may depend on it.
-        let settings = Config::load(path).and_then(|config| config.for_node(&node, &[]));
+        let settings = Config::load(path).and_then(|config| config.for_node(&node));
         settings.map_err(|broken| broken.to_user(&node).to_string())
     }
 

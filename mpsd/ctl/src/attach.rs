@@ -282,7 +282,7 @@ impl Caller<'_> {
     pub fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME");
         let node = node.unwrap_or_else(|| ThisHost.name());
-        match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
+        match Config::load(self.config).and_then(|config| config.for_node(&node)) {
             Ok(settings) => (settings, None),
             Err(error) => {
                 let broken = self.config.exists().then(|| error.to_user(&node));

@@ -404,7 +404,7 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     if config == Path::new(DEFAULT_PATH) && !config.exists() {
         return Ok(Settings::usual());
     }
-    Ok(Config::load(config).and_then(|file| file.for_node(node, &[]))?)
+    Ok(Config::load(config).and_then(|file| file.for_node(node))?)
 }
 
 fn with_context<T>(

@@ -49,7 +49,7 @@ impl PlanVerb {
     ) -> Result<String, Failure> {
         let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
-        let settings = file.for_node(&host, &[])?;
+        let settings = file.for_node(&host)?;
         let input = self.arguments.input(env, Location::of(&settings), false);
         let submission = match &self.user {
             Some(user) => self.submission(user)?,
@@ -108,8 +108,7 @@ impl PlanVerb {
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
         let decided = decide(&Case {
-            config: &file,
-            node: &node,
+            settings: &file.for_node(&node)?,
             submission: &submission,
             request: &request,
             syntax,
@@ -118,7 +117,7 @@ impl PlanVerb {
             devices: &devices,
             inventory: &inventory,
         });
-        let (_, plan) = match decided {
+        let plan = match decided {
             Err(Failure::Refusal(refusal)) if may_do_without => {
                 return Ok(without(&refusal.to_string()));
             }

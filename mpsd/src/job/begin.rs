@@ -120,7 +120,7 @@ fn attempt<N: Node>(
     when: ReturnWhen,
     (began, early, gpus): (Instant, Option<LockGuard>, GpusKnown),
 ) -> Result<Option<LockGuard>, FailedStart> {
-    let (settings, plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
+    let (plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
             return leave_out(node, job, when, early, &refusal.to_string()).map(|()| None);
         }
@@ -145,14 +145,14 @@ fn attempt<N: Node>(
     let Some(held) = held else { return Ok(None) };
     let verify = plan.verify.then_some(job.deadline);
     let journal = Journal {
-        programs: Some(node.programs(&settings.control)),
+        programs: Some(node.programs(&job.settings.control)),
         starter: match when {
             ReturnWhen::Announced => node.own_process(),
             ReturnWhen::Ready | ReturnWhen::Started => None,
         },
-        ..Journal::new(job, &settings, plan)
+        ..Journal::new(job, plan)
     };
-    let spec = Spec::to_start(&journal, &settings, job.deadline);
+    let spec = Spec::to_start(&journal, &job.settings, job.deadline);
     let mut start = Start::new(journal, spec, began, held);
     (start.unconfirmed, start.verify) = (unconfirmed, verify);
     if start.unconfirmed.is_none() {

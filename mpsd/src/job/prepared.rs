@@ -3,11 +3,12 @@
 use crate::plan::Case;
 use batch::drain::Place;
 use batch::{Devices, Location, Submission, Unattached};
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::request::Syntax;
 use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
 use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
 const MOST_NAMED: usize = 8;
@@ -67,8 +68,8 @@ pub struct Job {
     pub syntax: Syntax,
     /// The site gives it MPS, and its user did not ask.
     pub by_site: bool,
-    pub config: Config,
-    /// What is in force on this node, before its GPUs are known.
+    /// The file of the settings.
+    pub config: PathBuf,
     pub settings: Settings,
     pub user: User,
     pub node: String,
@@ -90,8 +91,7 @@ impl Job {
 
     pub fn case<'a>(&'a self, devices: &'a Devices, inventory: &'a Inventory) -> Case<'a> {
         Case {
-            config: &self.config,
-            node: &self.node,
+            settings: &self.settings,
             submission: &self.submission,
             request: &self.request,
             syntax: self.syntax,

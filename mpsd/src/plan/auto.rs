@@ -99,7 +99,7 @@ mod tests {
         uneven: bool,
         config: &str,
     ) -> String {
-        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
+        let settings = Config::parse(config).unwrap().for_node("n1").unwrap();
         let devices = Devices {
             gpus,
             exclusive,

@@ -368,7 +368,7 @@ mod tests {
         memory: &[impl Into<Option<u64>> + Copy],
         tasks: Option<u32>,
     ) -> Result<String, String> {
-        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
+        let settings = Config::parse(config).unwrap().for_node("n1").unwrap();
         let gpus: Vec<Gpu> = (0..)
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))

@@ -12,7 +12,7 @@ use crate::plan::effects::{Effect, Plan};
 use crate::plan::limits::Limits;
 use batch::{Devices, Exclusive, GpuSource, Part, Submission};
 use mpsd_core::by_site::BySite;
-use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
+use mpsd_core::config::{Cgroup, ComputeModeRule, Settings};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
@@ -21,8 +21,7 @@ use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    pub config: &'a Config,
-    pub node: &'a str,
+    pub settings: &'a Settings,
     pub submission: &'a Submission,
     /// What its user asked for, as written.
     pub request: &'a Request,
@@ -35,21 +34,18 @@ pub struct Case<'a> {
     pub inventory: &'a Inventory,
 }
 
-/// The settings in force for a node with these GPUs, and the plan for the job under them.
+/// The plan for the job.
 ///
 /// # Errors
-/// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not
-/// there.
-pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
-    let gpus = case.inventory.gpus.iter();
-    let products: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
-    let settings = case.config.for_node(case.node, &products)?;
-    let (shared, part) = sharing(case, &settings);
+/// A refusal; a fault if a GPU that the scheduler gave is not there.
+pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
+    let settings = case.settings;
+    let (shared, part) = sharing(case);
     let mut draft = Draft {
         request: case.request,
         syntax: case.syntax,
         filled: settings.with_defaults(case.request),
-        settings: &settings,
+        settings,
         inventory: case.inventory,
         gpus: gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?,
         tasks: case.devices.tasks_on_node.filter(|tasks| *tasks > 0),
@@ -95,12 +91,13 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let unranked = without_rank(case, &draft);
     let warnings = [too_many_tasks, too_many_replicas, unranked];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
-    let auto = auto::found(case.request, case.devices, &settings);
+    let auto = auto::found(case.request, case.devices, settings);
     notes.extend(auto.clone());
     let begin = |daemon: &Daemon| draft.shared_plan(case.uid, daemon);
     let begin_shared = daemons.iter().filter(|_| shared).map(begin).collect();
     // Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.
-    let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
+    let mut pairs = case.inventory.gpus.windows(2);
+    let alike = pairs.all(|pair| pair[0].name == pair[1].name);
     let mut places = draft.gpus.iter().zip(0..);
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     let record = Record {
@@ -140,7 +137,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             if_tasks_meet: case.request.mode == Mode::Auto && !shared,
         }),
         warnings: warnings.into_iter().flatten().collect(),
-        takes_turns: may_share(case, &settings).0 && !shared,
+        takes_turns: may_share(case).0 && !shared,
         report: filled.report == Some(true) && !case.by_site,
         // None for an interactive allocation: its user can ask `mpsctl status`, and a step's end is
         // not the job's.
@@ -151,7 +148,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         script: case.submission.script,
         ..Record::without_mps(job.clone(), case.uid, RecordState::Starting, String::new())
     };
-    let plan = Plan {
+    Ok(Plan {
         record,
         effects,
         shared: begin_shared,
@@ -159,8 +156,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         notes,
         verify: filled.verify == Some(true),
         then: filled.plan_lines().collect(),
-    };
-    Ok((settings, plan))
+    })
 }
 
 impl Draft<'_> {
@@ -258,16 +254,16 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
 }
 
 /// Whether the job shares the MPS of its user on its GPUs, and its part of them.
-fn sharing(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
-    let (shared, part) = may_share(case, settings);
+fn sharing(case: &Case<'_>) -> (bool, Option<Part>) {
+    let (shared, part) = may_share(case);
     (shared && case.request.mode != Mode::Own, part)
 }
 
 /// Whether other jobs may use its GPUs, and its part of them.
-fn may_share(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
+fn may_share(case: &Case<'_>) -> (bool, Option<Part>) {
     match case.devices.exclusive {
         Exclusive::Shared(part) => (true, part),
-        Exclusive::GpusAlone | Exclusive::Unknown => (settings.shared_gpus, None),
+        Exclusive::GpusAlone | Exclusive::Unknown => (case.settings.shared_gpus, None),
     }
 }
 
@@ -285,7 +281,7 @@ fn effects(
     for gpu in &draft.gpus {
         let uuid = gpu.uuid.clone();
         claims.push(Effect::ClaimGpu { gpu: uuid });
-        match why_mode_stays(case, draft.settings, gpu) {
+        match why_mode_stays(case, gpu) {
             None => claims.push(Effect::SetComputeMode {
                 gpu: gpu.uuid.clone(),
                 mode: ComputeMode::ExclusiveProcess,
@@ -308,19 +304,19 @@ fn daemon_effects(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec
         .collect()
 }
 
-fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
+fn why_mode_stays(case: &Case<'_>, gpu: &Gpu) -> Option<&'static str> {
     if case.by_site {
         Some("the site gives the job MPS, and its user did not ask")
     } else if gpu.uuid.is_mig() {
         Some("EXCLUSIVE_PROCESS is not for MIG devices")
-    } else if settings.compute_mode != ComputeModeRule::Exclusive {
+    } else if case.settings.compute_mode != ComputeModeRule::Exclusive {
         Some("compute_mode = \"keep\"")
     } else if case.submission.step {
         Some("a step does not change it")
     } else {
         match case.devices.exclusive {
             Exclusive::GpusAlone => None,
-            _ if settings.shared_gpus => Some("shared_gpus = true"),
+            _ if case.settings.shared_gpus => Some("shared_gpus = true"),
             Exclusive::Shared(_) => Some("the scheduler lets jobs share the GPU"),
             Exclusive::Unknown => {
                 Some("the scheduler does not prove that this job alone holds the GPU")

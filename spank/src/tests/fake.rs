@@ -307,7 +307,7 @@ impl FakeNode {
     pub fn under(keys: &str) -> Self {
         let config = Config::parse(&format!("[slurm]\n{keys}")).unwrap();
         Self {
-            settings: Some(config.for_node("n1", &[]).unwrap()),
+            settings: Some(config.for_node("n1").unwrap()),
             ..Self::default()
         }
     }

@@ -6,7 +6,7 @@ use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unatta
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
 use mpsd_core::{
@@ -243,7 +243,7 @@ impl Scenario {
 
     pub fn settings(&self) -> Settings {
         let config = Config::parse(self.config).expect("the scenario's configuration");
-        config.for_node(NODE, &[]).expect("its settings")
+        config.for_node(NODE).expect("its settings")
     }
 
     pub fn job(&self) -> Result<Job, Failure> {
@@ -254,7 +254,7 @@ impl Scenario {
             request,
             syntax: Syntax::Account,
             by_site: self.by_site,
-            config: Config::parse(self.config).expect("the scenario's configuration"),
+            config: DEFAULT_PATH.into(),
             settings: self.settings(),
             user: User {
                 name: "alice".to_owned(),
@@ -295,7 +295,7 @@ impl Scenario {
 
     pub fn plan(&self) -> Result<Plan, Failure> {
         let job = self.job()?;
-        decide(&job.case(&self.devices, &self.inventory)).map(|(_, plan)| plan)
+        decide(&job.case(&self.devices, &self.inventory))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
-use super::values::{ConfigError, Entry, Product, position};
+use super::values::{ConfigError, Entry, position};
 use crate::text::{nearest, or_meant};
 use serde::de::DeserializeOwned;
 use std::ops::Range;
@@ -18,15 +18,12 @@ type Value<'a> = Spanned<DeValue<'a>>;
 #[derive(Debug, Default)]
 pub(super) struct Layer<'a> {
     hosts: Option<HostList>,
-    product: Option<Product>,
     pub(super) values: Vec<(&'static Row, Value<'a>)>,
 }
 
 impl Layer<'_> {
-    pub(super) fn fits(&self, node: &str, products: &[&str]) -> bool {
-        let is = |product: &Product| products.iter().any(|name| product.is(name));
+    pub(super) fn fits(&self, node: &str) -> bool {
         self.hosts.as_ref().is_none_or(|hosts| hosts.contains(node))
-            && self.product.as_ref().is_none_or(is)
     }
 }
 
@@ -119,19 +116,15 @@ impl Reader {
     ) -> (Layer<'a>, Vec<Value<'a>>) {
         let mut layer = Layer::default();
         let mut nodes = Vec::new();
-        let mut fits_some = false;
+        let mut has_hosts = false;
         for (key, value) in table {
             match key.get_ref().as_ref() {
-                "hosts" | "product" if section.is_none() => {
+                "hosts" if section.is_none() => {
                     self.say(value.span(), "belongs into a [[node]] section");
                 }
                 "hosts" => {
-                    fits_some = true;
+                    has_hosts = true;
                     layer.hosts = self.get(value);
-                }
-                "product" => {
-                    fits_some = true;
-                    layer.product = self.get(value);
                 }
                 "node" => match value.into_inner() {
                     DeValue::Array(sections) => nodes.extend(sections),
@@ -150,14 +143,8 @@ impl Reader {
                 },
             }
         }
-        if let (Some(span), false) = (section, fits_some) {
-            self.say(span, "a [[node]] section needs hosts, product or both");
-        }
-        if layer.product.is_some() {
-            for (row, value) in layer.values.iter().filter(|(row, _)| row.early) {
-                let why = "cannot depend on a GPU's product; allowed: a section with hosts only";
-                self.say(value.span(), format!("{} {why}", row.name));
-            }
+        if let (Some(span), false) = (section, has_hosts) {
+            self.say(span, "a [[node]] section needs hosts");
         }
         (layer, nodes)
     }
@@ -213,7 +200,7 @@ fn known(section: &Section) -> Vec<&'static str> {
     let mut names: Vec<&str> = section.rows.iter().map(|row| row.key).collect();
     if section.name.is_empty() {
         names.extend(SECTIONS[1..].iter().map(|section| section.name));
-        names.extend(["hosts", "product", "node"]);
+        names.extend(["hosts", "node"]);
     }
     names
 }

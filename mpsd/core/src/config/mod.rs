@@ -73,10 +73,8 @@ impl Config {
         &self.file
     }
 
-    /// The values in force on `node` with GPUs of these `products`: the file's top, then every
-    /// section that fits, in order. Before NVML has answered `products` is empty. Sections with a
-    /// product hold no key that is needed so early.
-    pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
+    /// The values in force on `node`: the file's top, then every section that fits, in order.
+    pub fn for_node(&self, node: &str) -> Result<Settings, Fault> {
         if !is_node_name(node) {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
             let name = one_line(node, 64);
@@ -86,7 +84,7 @@ impl Config {
         let mut settings = Settings::default();
         let mut lines = BTreeMap::new();
         let layers = layers(&self.text).map_err(in_file)?;
-        for layer in layers.iter().filter(|layer| layer.fits(node, products)) {
+        for layer in layers.iter().filter(|layer| layer.fits(node)) {
             for (row, value) in &layer.values {
                 (row.read)(&mut settings, &Entry::new(value, node)).map_err(in_file)?;
                 lines.insert(row.name, position(&self.text, value.span().start).0);
@@ -103,7 +101,7 @@ pub fn directories_alone(path: &Path, node: &str) -> Settings {
     let text = blanked(&String::from_utf8_lossy(&bytes.unwrap_or_default()));
     let mut settings = Settings::default();
     let mut layers = layers_despite_errors(&text);
-    layers.retain(|layer| layer.fits(node, &[]));
+    layers.retain(|layer| layer.fits(node));
     for (row, value) in layers.iter().flat_map(|layer| &layer.values) {
         if ["run_dir", "state_dir"].contains(&row.name) {
             // A wrong value is one of the file's errors.

@@ -334,31 +334,3 @@ impl Cgroup {
         })
     }
 }
-
-/// A GPU product as NVML names it (`NVIDIA H200`), in any case; `*` at the end stands for the rest.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Product(String);
-
-impl Product {
-    pub(super) fn is(&self, product: &str) -> bool {
-        match self.0.strip_suffix('*') {
-            Some(start) => product
-                .get(..start.len())
-                .is_some_and(|head| head.eq_ignore_ascii_case(start)),
-            None => product.eq_ignore_ascii_case(&self.0),
-        }
-    }
-}
-
-impl TryFrom<String> for Product {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let start = text.strip_suffix('*').unwrap_or(&text);
-        if text.is_empty() || start.contains('*') {
-            return Err("not a product's name; allowed: 'NVIDIA H200', 'NVIDIA H100*'".to_owned());
-        }
-        Ok(Self(text))
-    }
-}

@@ -484,7 +484,7 @@ mod tests {
             ("", Some(false), 4, false),
         ] {
             let config = Config::parse(&format!("[slurm]\n{lines}\n")).unwrap();
-            let line = left_out(confined, gpus, &config.for_node("n1", &[]).unwrap());
+            let line = left_out(confined, gpus, &config.for_node("n1").unwrap());
             let text = line.map(|line| line.to_string());
             let words = format!("only with all {gpus} GPUs of this node");
             assert_eq!(
