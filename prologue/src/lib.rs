@@ -21,7 +21,7 @@ use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::node::{directories, unbegun};
 use mpsd_core::Failure;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
+use mpsd_core::config::{DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
 use mpsd_core::request::Mode;
 use mpsd_sys::deadline::Deadline;
@@ -81,8 +81,11 @@ pub fn main() -> u8 {
             return failure.exit_code();
         }
     };
-    let config = OnceCell::new();
-    let prologue = Prologue { arguments, config };
+    let settings = OnceCell::new();
+    let prologue = Prologue {
+        arguments,
+        settings,
+    };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
     let input = job.input(&env, Location::default(), std::io::stdout().is_terminal());
@@ -105,21 +108,18 @@ pub fn main() -> u8 {
 
 struct Prologue {
     arguments: Arguments,
-    /// The configuration, read once, and only for a job that asked.
-    config: OnceCell<Config>,
+    /// Read once, and only for a job that asked.
+    settings: OnceCell<Settings>,
 }
 
 impl Prologue {
     fn load(&self, node: &str) -> Result<Settings, Fault> {
-        let config = match self.config.get() {
-            Some(config) => config,
-            // A failure is not kept, because it may pass.
-            None => {
-                let config = Config::load(&self.arguments.config)?;
-                self.config.get_or_init(|| config)
-            }
-        };
-        config.for_node(node)
+        if let Some(settings) = self.settings.get() {
+            return Ok(settings.clone());
+        }
+        // A failure is not kept, because it may pass.
+        let settings = Settings::load(&self.arguments.config, node)?;
+        Ok(self.settings.get_or_init(|| settings).clone())
     }
 
     fn settings(&self, node: &str) -> Option<Settings> {

@@ -8,7 +8,7 @@ use mpsd::cli::job_arguments::{Asked, JobArguments};
 use mpsd::node::real::find_user;
 use mpsd::plan::auto::{self, Finding};
 use mpsd::plan::{Case, decide, tasks};
-use mpsd_core::config::Config;
+use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId, Refusal, Request};
 use std::ffi::OsString;
@@ -47,9 +47,8 @@ impl PlanVerb {
         env: batch::Lookup<'_>,
         json: bool,
     ) -> Result<String, Failure> {
-        let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
-        let settings = file.for_node(&host)?;
+        let settings = Settings::load(config, &host)?;
         let input = self.arguments.input(env, Location::of(&settings), false);
         let submission = match &self.user {
             Some(user) => self.submission(user)?,
@@ -108,7 +107,7 @@ impl PlanVerb {
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
         let decided = decide(&Case {
-            settings: &file.for_node(&node)?,
+            settings: &Settings::load(config, &node)?,
             submission: &submission,
             request: &request,
             syntax,

@@ -4,7 +4,7 @@
 use batch::Scheduler;
 use batch::batch_system::{Offer, advertise};
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::config::{Config, Origin, Settings};
+use mpsd_core::config::{Origin, Settings};
 use mpsd_core::{Failure, Gpu, Inventory};
 use serde_json::json;
 use setup::{CheckLine, VerbReport};
@@ -38,10 +38,11 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(&self, in_force: &Path) -> VerbReport {
+    /// `host` is this host's name.
+    pub fn run(&self, in_force: &Path, host: &str) -> VerbReport {
         let (file, read) = match &self.file {
-            Some(draft) => (draft.as_path(), Config::draft(draft)),
-            None => (in_force, Config::load(in_force)),
+            Some(draft) => (draft.as_path(), Settings::draft(draft, host)),
+            None => (in_force, Settings::load(in_force, host)),
         };
         VerbReport::from(vec![match read {
             Ok(_) => CheckLine::Pass(format!("'{}' can be used", file.display())),
@@ -60,9 +61,8 @@ pub struct Show {
 impl Show {
     /// The text to print for `file`; `host` is this host's name.
     pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
-        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
-        let settings = config.for_node(node)?;
+        let settings = Settings::load(file, node)?;
         if !json {
             return Ok(format!("# node '{node}'\n{}", settings.explain(file)));
         }
@@ -96,9 +96,8 @@ impl Advertise {
         worker: &Path,
         json: bool,
     ) -> Result<String, Failure> {
-        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
-        let settings = config.for_node(node)?;
+        let settings = Settings::load(file, node)?;
         let inventory = inventory(worker, &settings.nvml)?;
         let offers = offers(&settings, &inventory, self.memory);
         let text = advertise(batch::of(self.scheduler), node, &offers)?;
@@ -160,8 +159,7 @@ mod tests {
 
     #[test]
     fn each_gpu_is_offered_in_replicas_or_in_gib_of_its_memory() {
-        let config = Config::parse("replicas = 2").unwrap();
-        let settings = config.for_node("n").unwrap();
+        let settings = Settings::parse("replicas = 2", "n").unwrap();
         let gpu = |index: u32, memory_mib: u64| Gpu {
             index,
             uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),

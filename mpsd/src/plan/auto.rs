@@ -89,7 +89,6 @@ pub(super) fn found(request: &Request, devices: &Devices, settings: &Settings) -
 mod tests {
     use super::*;
     use batch::{GpuName, Part};
-    use mpsd_core::config::Config;
 
     /// `MPS: why` or `no MPS: why` for a job with so many tasks on these GPUs.
     fn found(
@@ -99,7 +98,7 @@ mod tests {
         uneven: bool,
         config: &str,
     ) -> String {
-        let settings = Config::parse(config).unwrap().for_node("n1").unwrap();
+        let settings = Settings::parse(config, "n1").unwrap();
         let devices = Devices {
             gpus,
             exclusive,

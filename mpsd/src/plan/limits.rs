@@ -335,7 +335,7 @@ fn untold(gpu: &Gpu) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::config::Config;
+    use mpsd_core::config::Settings;
     use mpsd_core::request::Syntax;
     use mpsd_core::{Inventory, Request};
 
@@ -368,7 +368,7 @@ mod tests {
         memory: &[impl Into<Option<u64>> + Copy],
         tasks: Option<u32>,
     ) -> Result<String, String> {
-        let settings = Config::parse(config).unwrap().for_node("n1").unwrap();
+        let settings = Settings::parse(config, "n1").unwrap();
         let gpus: Vec<Gpu> = (0..)
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))

@@ -6,7 +6,7 @@ use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unatta
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
 use mpsd_core::{
@@ -242,8 +242,7 @@ impl Scenario {
     }
 
     pub fn settings(&self) -> Settings {
-        let config = Config::parse(self.config).expect("the scenario's configuration");
-        config.for_node(NODE).expect("its settings")
+        Settings::parse(self.config, NODE).expect("the scenario's configuration")
     }
 
     pub fn job(&self) -> Result<Job, Failure> {

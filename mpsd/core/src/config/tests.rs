@@ -3,15 +3,15 @@ use super::*;
 const SHIPPED: &str = include_str!("../../../../etc/mpsd/mpsd.toml");
 
 fn settings(text: &str) -> Settings {
-    parsed(text).for_node("n1").unwrap()
+    settings_of("n1", text)
 }
 
-fn parsed(text: &str) -> Config {
-    Config::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+fn settings_of(node: &str, text: &str) -> Settings {
+    Settings::parse(text, node).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 fn error(text: &str) -> String {
-    match Config::parse(text) {
+    match Settings::parse(text, "n1") {
         Err(error) => error.to_string(),
         Ok(_) => panic!("accepted: {text}"),
     }
@@ -62,14 +62,13 @@ fn the_shipped_file_changes_nothing_and_documents_every_key() {
 
 #[test]
 fn the_shipped_examples_are_what_they_say() {
-    let config = parsed(&uncommented());
-    let gpu = config.for_node("gpu042").unwrap();
+    let gpu = settings_of("gpu042", &uncommented());
     assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
     assert_eq!(
         (gpu.replicas, gpu.ceilings.memory),
         (Some(7), "70G".parse().ok())
     );
-    let other = config.for_node("other").unwrap();
+    let other = settings_of("other", &uncommented());
     let rules = (other.compute_mode, other.replicas);
     assert_eq!(rules, (ComputeModeRule::Exclusive, Some(4)));
     assert_eq!(other.slurm.auto_constraint.as_deref(), Some("mps"));
@@ -98,14 +97,13 @@ compute_mode = "exclusive"
 
 #[test]
 fn later_sections_override_earlier_ones() {
-    let config = parsed(SECTIONS);
     for (node, clients, mode) in [
         ("login", 60, ComputeModeRule::Keep),
         ("gpu001", 16, ComputeModeRule::Keep),
         ("gpu008", 32, ComputeModeRule::Keep),
         ("gpu007", 32, ComputeModeRule::Exclusive),
     ] {
-        let settings = config.for_node(node).unwrap();
+        let settings = settings_of(node, SECTIONS);
         let found = (settings.max_clients, settings.compute_mode);
         assert_eq!(found, (Some(clients), mode), "{node}");
     }
@@ -113,7 +111,7 @@ fn later_sections_override_earlier_ones() {
 
 #[test]
 fn paths_take_the_nodes_name_and_values_tell_their_line() {
-    let settings = parsed(SECTIONS).for_node("gpu007.cluster.example").unwrap();
+    let settings = settings_of("gpu007.cluster.example", SECTIONS);
     assert_eq!(
         settings.paths.run(),
         Path::new("/tmp/gpu007.cluster.example/run")
@@ -154,7 +152,7 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
         "n\u{e9}",
         &"n".repeat(300),
     ] {
-        assert!(parsed("").for_node(name).is_err(), "{name}");
+        assert!(Settings::parse("", name).is_err(), "{name}");
     }
 }
 
@@ -223,23 +221,23 @@ fn only_roots_file_is_obeyed() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mpsd.toml");
-    let missing = Config::load(&path).unwrap_err().to_string();
+    let missing = Settings::load(&path, "n").unwrap_err().to_string();
     assert!(missing.contains("mpsd.toml': ENOENT"), "{missing}");
     let mode =
         |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     std::fs::write(&path, "max_clients = 7").unwrap();
     mode(0o644);
-    let settings = Config::load(&path).unwrap().for_node("n").unwrap();
+    let settings = Settings::load(&path, "n").unwrap();
     assert_eq!(settings.max_clients, Some(7));
     mode(0o664);
-    assert!(Config::load(&path).is_err(), "writable by the group");
+    assert!(Settings::load(&path, "n").is_err(), "writable by the group");
     mode(0o644);
     std::fs::write(&path, "#".repeat(LONGEST + 1)).unwrap();
-    assert!(Config::load(&path).is_err(), "too long");
+    assert!(Settings::load(&path, "n").is_err(), "too long");
     std::fs::write(&path, b"# \xff").unwrap();
-    let binary = Config::load(&path).unwrap_err().to_string();
+    let binary = Settings::load(&path, "n").unwrap_err().to_string();
     assert!(binary.ends_with("is not UTF-8 text"), "{binary}");
-    assert!(Config::load(dir.path()).is_err(), "a directory");
+    assert!(Settings::load(dir.path(), "n").is_err(), "a directory");
 }
 
 #[test]

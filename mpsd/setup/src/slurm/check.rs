@@ -12,7 +12,7 @@ use batch::slurm::conf::{self, Conf};
 use batch::slurm::gres::Gres;
 use batch::slurm::installation::{Installation, Release, stamp_of};
 use batch::slurm::numbers::{List, Number, Numbers};
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
@@ -159,7 +159,7 @@ fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
             ))];
         }
     };
-    let config = match Config::load(&arguments.config) {
+    let config = match Settings::load(&arguments.config, &ctx.host.name()) {
         Ok(_) => Pass(format!("'{}' can be used", arguments.config.display())),
         Err(error) => CheckLine::unusable_config(&error.into()),
     };
@@ -483,8 +483,8 @@ mod tests {
             (auto, Some(false), 1, false),
             ("", Some(false), 4, false),
         ] {
-            let config = Config::parse(&format!("[slurm]\n{lines}\n")).unwrap();
-            let line = left_out(confined, gpus, &config.for_node("n1").unwrap());
+            let settings = Settings::parse(&format!("[slurm]\n{lines}\n"), "n1").unwrap();
+            let line = left_out(confined, gpus, &settings);
             let text = line.map(|line| line.to_string());
             let words = format!("only with all {gpus} GPUs of this node");
             assert_eq!(
