@@ -167,7 +167,8 @@ fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) ->
     (each > 1 && sum > 100).then(|| {
         format!(
             "{named}: NVSHMEM refuses team and on-stream calls if the ranks of a GPU have more than 100 % of its threads, and the \
-             {each} ranks here have {sum} %; allowed: --mps-replicas={each}"
+             {each} ranks here have {sum} %; allowed: --mps-threads={}",
+            Percent::part_of(each)
         )
     })
 }

@@ -287,7 +287,6 @@ mod tests {
             plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
             plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number
             plain  MPS_MEM=25%               -> --mps-mem=25%: a step of a job with MPS takes a size
-            plain  MPS_REPLICAS=4            -> --mps-replicas=4: the job's MPS runs already
             plain  MPS_PRIORITY=below-normal -> --mps-priority=below-normal: the job's MPS runs already
             plain  MPS_VERIFY=on             -> --mps-verify=on: the job's MPS runs already
             plain  MPS=per-gpu               -> --mps=per-gpu: the job has one daemon

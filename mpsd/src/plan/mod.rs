@@ -74,12 +74,6 @@ pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
         auto::expect_unnoticed(&draft, case.devices, clients)?;
     }
     let too_many_tasks = draft.check_tasks(clients)?;
-    let replicas = draft.filled.replicas.zip(clients);
-    let too_many_replicas = replicas.filter(|(replicas, most)| replicas > most);
-    let too_many_replicas = too_many_replicas.map(|(replicas, most)| {
-        let kind = gpus::kind(&draft.gpus);
-        format!("a {kind} takes {most} MPS clients, not {replicas}")
-    });
     let limits = draft.limits()?;
     let memory_parts = limits.divides_memory_by(&draft.gpus);
     let job = &case.submission.job;
@@ -89,7 +83,7 @@ pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
     };
     let filled = &draft.filled;
     let unranked = without_rank(case, &draft);
-    let warnings = [too_many_tasks, too_many_replicas, unranked];
+    let warnings = [too_many_tasks, unranked];
     let effects = effects(case, &draft, daemons.len(), &mut notes);
     let auto = auto::found(case.request, case.devices, settings);
     notes.extend(auto.clone());

@@ -213,7 +213,7 @@ impl BatchSystem for Torque {
              mps_shares {total}\n\
              # maui.cfg, for Maui\n\
              NODECFG[{node}] GRES=mps_shares:{total}\n\
-             # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_REPLICAS=N\n\
+             # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_THREADS=P\n\
              # the scheduler counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
         )
     }

@@ -324,18 +324,15 @@ impl Settings {
     /// The request with the site's defaults for what it leaves open.
     pub fn with_defaults(&self, request: &Request) -> Request {
         let mut whole = request.clone();
-        if !request.is_on() {
-            return whole;
+        if request.is_on() {
+            whole.fill(&Request {
+                threads: self.defaults.threads.clone(),
+                memory: self.defaults.memory.clone(),
+                report: self.defaults.report,
+                bind: self.defaults.bind,
+                ..Request::default()
+            });
         }
-        let is_shared = request.replicas.is_some();
-        let defaults = self.defaults.clone();
-        whole.fill(&Request {
-            threads: defaults.threads.filter(|_| !is_shared),
-            memory: defaults.memory.filter(|_| !is_shared),
-            report: defaults.report,
-            bind: defaults.bind,
-            ..Request::default()
-        });
         whole
     }
 

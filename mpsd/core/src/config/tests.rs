@@ -255,11 +255,6 @@ fn the_job_comes_before_the_defaults() {
             "MPS=on,MPS_MEM=8G,MPS_REPORT=no",
             "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_REPORT=off",
         ),
-        (
-            ALL,
-            "MPS=on,MPS_REPLICAS=2",
-            "MPS=per-node,MPS_REPLICAS=2,MPS_REPORT=on",
-        ),
         (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
     ] {
         let request: crate::Request = account.parse().unwrap();
