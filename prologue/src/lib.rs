@@ -11,7 +11,7 @@ use batch::{
 };
 use clap::Parser;
 use mpsd::cli;
-use mpsd::cli::job_arguments::{Asked, JobArguments};
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Severity};
@@ -20,6 +20,7 @@ use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::node::{directories, unbegun};
+use mpsd::plan::Asked;
 use mpsd_core::Failure;
 use mpsd_core::config::{DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
@@ -155,9 +156,7 @@ impl Prologue {
         let user = find_user(&submission.user)?;
         Ok(Job {
             submission: submission.clone(),
-            request: asked.request,
-            syntax: asked.syntax,
-            by_site: asked.by_site,
+            asked,
             config: self.arguments.config.clone(),
             location: Location::of(&settings),
             settings,

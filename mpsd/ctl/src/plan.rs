@@ -4,7 +4,7 @@ use super::site::inventory;
 use batch::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Location, Submission, ThisHost, UserRef,
 };
-use mpsd::cli::job_arguments::{Asked, JobArguments};
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::node::real::find_user;
 use mpsd::plan::auto::{self, Finding};
 use mpsd::plan::{Case, decide, tasks};
@@ -63,17 +63,13 @@ impl PlanVerb {
         }
         let of_node = || Some(settings.clone());
         let asked = arguments.request_of(&submission, &of_node)?;
-        let Some(Asked {
-            request,
-            syntax,
-            by_site,
-        }) = asked
-        else {
+        let Some(asked) = asked else {
             return Ok(match json {
                 true => format!("{}\n", serde_json::json!({"asked": false})),
                 false => "MPS was not asked for: nothing is done\n".to_owned(),
             });
         };
+        let request = &asked.request;
         let without = |why: &str| {
             let line = Mode::auto_without(why);
             match json {
@@ -81,7 +77,7 @@ impl PlanVerb {
                 false => format!("{line}: the job runs as if it had not asked\n"),
             }
         };
-        let may_do_without = auto::may_do_without(&request);
+        let may_do_without = auto::may_do_without(request);
         let devices = match &self.user {
             Some(_) => self.devices()?,
             None => batch::devices(&submission, &input, &ThisHost)?,
@@ -109,9 +105,7 @@ impl PlanVerb {
         let decided = decide(&Case {
             settings: &Settings::load(config, &node)?,
             submission: &submission,
-            request: &request,
-            syntax,
-            by_site,
+            asked: &asked,
             uid: user.uid,
             devices: &devices,
             inventory: &inventory,

@@ -50,7 +50,7 @@ pub(super) fn make_plan(
             (plan_for(&now)?, None)
         }
     };
-    if let Some(script) = (!job.by_site).then(|| scheduled.script()).flatten() {
+    if let Some(script) = (!job.asked.by_site).then(|| scheduled.script()).flatten() {
         let advice = script::advice(&script, &plan.record).into_iter();
         let advice = advice.map(|line| format!("warning: {line}"));
         plan.record.warnings.extend(advice);
@@ -114,11 +114,11 @@ fn expect_attached_tasks(
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
     // A job that may do without MPS needs no warning.
-    let sister = submission.sister && !auto::may_do_without(&job.request);
+    let sister = submission.sister && !auto::may_do_without(&job.asked.request);
     if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
         node.log(Severity::Warning, &text);
-        if !job.by_site {
+        if !job.asked.by_site {
             node.complain(&text);
         }
     }

@@ -1,11 +1,10 @@
 //! A job before its start: all that is known of it then.
 
-use crate::plan::Case;
+use crate::plan::{Asked, Case};
 use batch::drain::Place;
 use batch::{Devices, Location, Submission, Unattached};
 use mpsd_core::config::Settings;
-use mpsd_core::request::Syntax;
-use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
+use mpsd_core::{Failure, Inventory, JobId, Scheduler};
 use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -62,12 +61,7 @@ pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
 #[derive(Debug, Clone)]
 pub struct Job {
     pub submission: Submission,
-    /// What its user asked for, as written.
-    pub request: Request,
-    /// How the user wrote it, for messages.
-    pub syntax: Syntax,
-    /// The site gives it MPS, and its user did not ask.
-    pub by_site: bool,
+    pub asked: Asked,
     /// The file of the settings.
     pub config: PathBuf,
     pub settings: Settings,
@@ -93,9 +87,7 @@ impl Job {
         Case {
             settings: &self.settings,
             submission: &self.submission,
-            request: &self.request,
-            syntax: self.syntax,
-            by_site: self.by_site,
+            asked: &self.asked,
             uid: self.user.uid,
             devices,
             inventory,

@@ -130,7 +130,7 @@ impl Draft<'_> {
 
     fn meeting_tasks(&self, key: Key) -> Result<u32, Refusal> {
         self.meeting.ok_or_else(|| {
-            let allowed = match self.syntax {
+            let allowed = match self.asked.syntax {
                 Syntax::Flags => "the number of the job's tasks (-n), or a fixed value",
                 Syntax::Account | Syntax::Resource => "a fixed value",
             };
@@ -160,7 +160,7 @@ impl Draft<'_> {
         let Some(ceiling) = of_site.into_iter().chain(of_job).min() else {
             return Ok((most, ranks));
         };
-        let is_typed = !matches!(self.request.threads, None | Some(Threads::Auto));
+        let is_typed = !matches!(self.asked.request.threads, None | Some(Threads::Auto));
         if is_typed && most > Some(ceiling) {
             let whose = match of_site == Some(ceiling) {
                 true => format!("{SITES} {ceiling}"),
@@ -188,7 +188,7 @@ impl Draft<'_> {
                 })?
             }
             Some(MemoryLimit::Job(_))
-                if self.request.memory.is_some()
+                if self.asked.request.memory.is_some()
                     && self.settings.memory_over_limit == MemoryOverLimit::Ignore =>
             {
                 let why = "this site does not watch the memory of a job's clients";
@@ -221,7 +221,7 @@ impl Draft<'_> {
     }
 
     fn untold_part(&self, gpu: &Gpu) -> Refusal {
-        let size = self.syntax.token(Key::Mem, Some("4G"));
+        let size = self.asked.syntax.token(Key::Mem, Some("4G"));
         self.refuse(Key::Mem, untold(gpu), format!("a size, as in {size}"))
     }
 
@@ -238,7 +238,7 @@ impl Draft<'_> {
     /// refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
-        let is_typed = !matches!(self.request.memory, None | Some(MemoryLimit::Auto));
+        let is_typed = !matches!(self.asked.request.memory, None | Some(MemoryLimit::Auto));
         let most = match self.settings.ceilings.memory {
             Some(ceiling) => self.ceiling(gpu, ceiling)?,
             None => u64::MAX,
@@ -305,6 +305,8 @@ fn untold(gpu: &Gpu) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Asked;
+    use mpsd_core::bind::Bind;
     use mpsd_core::config::Settings;
     use mpsd_core::request::Syntax;
     use mpsd_core::{Inventory, Request};
@@ -343,11 +345,14 @@ mod tests {
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))
             .collect();
-        let request = Request::from_account(account).unwrap().unwrap();
-        let draft = Draft {
-            request: &request,
+        let asked = Asked {
+            request: Request::from_account(account).unwrap().unwrap(),
             syntax: Syntax::Account,
-            filled: settings.with_defaults(&request),
+            by_site: false,
+        };
+        let draft = Draft {
+            asked: &asked,
+            filled: settings.with_defaults(&asked.request),
             settings: &settings,
             inventory: &Inventory::default(),
             gpus: gpus.iter().collect(),
@@ -355,6 +360,9 @@ mod tests {
             meeting: tasks,
             shared: part.is_some(),
             part,
+            bind: Bind::DEFAULT,
+            names: settings.cuda_visible_devices,
+            clients: None,
         };
         let limits = draft.limits().map_err(|refusal| refusal.to_string())?;
         let threads = limits

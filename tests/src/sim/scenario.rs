@@ -4,8 +4,8 @@
 use super::{Node, World, paths};
 use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
-use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
+use mpsd::plan::{Asked, decide};
 use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
@@ -250,9 +250,11 @@ impl Scenario {
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
         Ok(Job {
             submission: self.submission(),
-            request,
-            syntax: Syntax::Account,
-            by_site: self.by_site,
+            asked: Asked {
+                request,
+                syntax: Syntax::Account,
+                by_site: self.by_site,
+            },
             config: DEFAULT_PATH.into(),
             settings: self.settings(),
             user: User {

@@ -1,5 +1,6 @@
 //! The recorded environments of Slurm, and what we read from them.
 
+use super::conf::Conf;
 use super::gres::Gres;
 use crate::call::{Program, UserRef};
 use crate::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
@@ -319,7 +320,8 @@ fn a_dynamic_nodes_words_are_its_line() {
             "GresTypes=gpu\nTaskPlugin=task/cgroup\nNodeName=n2 Gres=gpu:1\n",
         )
         .file(GRES, "Name=gpu File=/dev/nvidia[0-1]\n");
-    let read = |words: Option<&str>| Gres::of(CONF.as_ref(), "n1", words, &host).unwrap();
+    let conf = Conf::find(Some(CONF.as_ref()), &host).unwrap();
+    let read = |words: Option<&str>| Gres::of(&conf, "n1", words, &host).unwrap();
     let none = read(None);
     assert!(
         !none.grants
