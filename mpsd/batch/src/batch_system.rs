@@ -50,7 +50,6 @@ impl SystemFacts {
     }
 }
 
-/// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
     fn facts(&self) -> &'static SystemFacts;
     fn scheduler(&self) -> Scheduler {

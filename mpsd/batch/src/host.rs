@@ -20,7 +20,6 @@ const MOST_ANSWER: usize = 16 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
 
-/// What a command of the scheduler answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Its exit code; none when a signal ended it.

@@ -77,9 +77,8 @@ impl Gres {
         host: &dyn Host,
     ) -> Result<Self, String> {
         let gres = conf.beside("gres.conf", host)?;
-        let any = |key: &str, fits: fn(&str) -> bool| {
-            gres.iter().filter_map(|line| line.value(key)).any(fits)
-        };
+        let is_shared = |line: &Line| line.is("Name", "shard") || line.is("Name", "mps");
+        let values = |key: &'static str| gres.iter().filter_map(move |line| line.value(key));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres
             .iter()
@@ -94,17 +93,17 @@ impl Gres {
             Err(why) => Err(why.clone()),
         };
         let granted = granted.unwrap_or_default();
-        let mut types = gres.iter().filter_map(|line| line.value("Type"));
+        let mut types = values("Type");
         let first = types.next();
         Ok(Self {
             list: list.unwrap_or_else(List::Unknown),
             confined: confined(conf, host),
-            by_uuid: any("Flags", |flags| flags.contains("env_uuid")),
+            by_uuid: values("Flags").any(|flags| flags.contains("env_uuid")),
             unnamed: flags.any(leaves),
             several_types: granted.gpus.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.gpus.is_empty(),
             outdated: None,
-            unshared: !has_mps && !has_shards && !any("Name", names_a_share),
+            unshared: !has_mps && !has_shards && !gres.iter().any(is_shared),
             has_mps,
             has_shards,
             shards: u32::try_from(granted.shards).unwrap_or(u32::MAX),
@@ -123,12 +122,6 @@ fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
     let (pid, shown) = (slurmd.pid(), file.display());
     (changed > slurmd.began()?)
         .then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
-}
-
-fn names_a_share(name: &str) -> bool {
-    ["shard", "mps"]
-        .iter()
-        .any(|share| name.eq_ignore_ascii_case(share))
 }
 
 fn confined(conf: &Conf, host: &dyn Host) -> Option<bool> {

@@ -29,7 +29,7 @@ use mpsd_core::environment::THREADS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
-use mpsd_core::text::{is_word, one_line};
+use mpsd_core::text::{is_digits, is_word, one_line};
 use numbers::{List, Number, Numbers};
 use std::path::Path;
 use std::time::Duration;
@@ -205,7 +205,7 @@ fn step(input: &Input<'_>) -> Option<String> {
         return None;
     }
     let id = (input.env)("SLURM_STEP_ID").or_else(|| (input.env)("SLURM_STEPID"))?;
-    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
+    is_digits(&id).then_some(id)
 }
 
 fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) -> GpuSource {

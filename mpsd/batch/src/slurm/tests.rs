@@ -52,8 +52,13 @@ fn slurm_prolog_epilog_and_step() {
         (d.exclusive, d.tasks_on_node),
         (Exclusive::GpusAlone, Some(3))
     );
-    call.host = TextHost::default().file(CONF, "gresTypes=gpu,Shard # both\n");
-    assert_eq!(call.devices().exclusive, Exclusive::Unknown);
+    for (conf, gres) in [
+        ("gresTypes=gpu,Shard # both\n", ""),
+        ("GresTypes=gpu\n", "Name=mps Count=100\n"),
+    ] {
+        call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
+        assert_eq!(call.devices().exclusive, Exclusive::Unknown, "{conf}");
+    }
 
     let step = environment(&[
         ("SLURM_STEP_ID", "3"),
@@ -255,7 +260,9 @@ fn types_in_the_order_of_slurm_conf() {
     case.granted("gpu:a:1,gpu:b:1").is(&[1], &[1]);
     let untyped =
         two.gres("Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n");
-    untyped.granted("gpu:2").jobs("0").is(&[1], &[0]);
+    for granted in ["gpu:2", "gpu:1,gpu:1"] {
+        untyped.granted(granted).jobs("0").is(&[1], &[0]);
+    }
 }
 
 #[test]

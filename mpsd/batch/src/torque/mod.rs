@@ -248,10 +248,9 @@ fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
 
 /// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
 fn resources(input: &Input<'_>) -> String {
-    let number = if input.program == Program::Prologue {
-        5
-    } else {
-        6
+    let number = match input.program {
+        Program::Prologue => 5,
+        Program::Epilogue => 6,
     };
     let argument = input.argument(number);
     argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())

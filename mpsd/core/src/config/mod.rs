@@ -56,7 +56,7 @@ impl Settings {
     }
 
     fn of_text(file: &Path, text: &str, node: &str) -> Result<Self, Fault> {
-        if !is_node_name(node) {
+        if node.len() > 255 || !is_word(node, b"._-") || node.starts_with(['.', '-']) {
             let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
             let name = one_line(node, 64);
             return Err(whole(file, format!("node '{name}': {why}")));
@@ -84,10 +84,6 @@ fn trusted(path: &Path) -> Result<Vec<u8>, FileError> {
 
 fn whole(file: &Path, why: impl Into<String>) -> Fault {
     Fault::new(Evidence::Configuration, file.display().to_string(), why)
-}
-
-fn is_node_name(name: &str) -> bool {
-    name.len() <= 255 && is_word(name, b"._-") && !name.starts_with(['.', '-'])
 }
 
 #[cfg(test)]

@@ -72,6 +72,7 @@ fn blanked(text: &str) -> String {
     String::new()
 }
 
+#[derive(Default)]
 struct Reader<'a> {
     text: &'a str,
     node: &'a str,
@@ -85,14 +86,8 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str, node: &'a str) -> Self {
-        Self {
-            text,
-            node,
-            settings: Settings::default(),
-            others: Settings::default(),
-            lines: BTreeMap::new(),
-            errors: Vec::new(),
-        }
+        let none = Self::default();
+        Self { text, node, ..none }
     }
 
     fn say(&mut self, span: Range<usize>, why: impl AsRef<str>) {
