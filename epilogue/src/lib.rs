@@ -12,7 +12,7 @@ use mpsd::job::report_text;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::guard;
 use std::ffi::OsString;
@@ -85,7 +85,7 @@ pub fn main() -> u8 {
 
 fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
     let name = submission.node_name(&ThisHost);
-    let read = Config::load(&arguments.config).and_then(|config| config.for_node(&name, &[]));
+    let read = Settings::load(&arguments.config, &name);
     let settings = cli::or_directories(NAME, read, &arguments.config, &name);
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     look_again(&settings, submission);

@@ -11,7 +11,7 @@ use batch::{
 };
 use clap::Parser;
 use mpsd::cli;
-use mpsd::cli::job_arguments::{Asked, JobArguments};
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Severity};
@@ -20,8 +20,9 @@ use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
 use mpsd::node::{directories, unbegun};
+use mpsd::plan::Asked;
 use mpsd_core::Failure;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
+use mpsd_core::config::{DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::Fault;
 use mpsd_core::request::Mode;
 use mpsd_sys::deadline::Deadline;
@@ -81,8 +82,11 @@ pub fn main() -> u8 {
             return failure.exit_code();
         }
     };
-    let config = OnceCell::new();
-    let prologue = Prologue { arguments, config };
+    let settings = OnceCell::new();
+    let prologue = Prologue {
+        arguments,
+        settings,
+    };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
     let input = job.input(&env, Location::default(), std::io::stdout().is_terminal());
@@ -105,26 +109,22 @@ pub fn main() -> u8 {
 
 struct Prologue {
     arguments: Arguments,
-    /// The configuration, read once, and only for a job that asked.
-    config: OnceCell<Config>,
+    /// Read once, and only for a job that asked.
+    settings: OnceCell<Settings>,
 }
 
 impl Prologue {
-    fn load(&self, node: &str) -> Result<(Config, Settings), Fault> {
-        let config = match self.config.get() {
-            Some(config) => config.clone(),
-            // A failure is not kept, because it may pass.
-            None => {
-                let config = Config::load(&self.arguments.config)?;
-                self.config.get_or_init(|| config).clone()
-            }
-        };
-        let settings = config.for_node(node, &[])?;
-        Ok((config, settings))
+    fn load(&self, node: &str) -> Result<Settings, Fault> {
+        if let Some(settings) = self.settings.get() {
+            return Ok(settings.clone());
+        }
+        // A failure is not kept, because it may pass.
+        let settings = Settings::load(&self.arguments.config, node)?;
+        Ok(self.settings.get_or_init(|| settings).clone())
     }
 
     fn settings(&self, node: &str) -> Option<Settings> {
-        self.load(node).ok().map(|(_, settings)| settings)
+        self.load(node).ok()
     }
 
     /// A child does all further work, so that its crash becomes an exit code.
@@ -151,15 +151,13 @@ impl Prologue {
         node: String,
         deadline: Deadline,
     ) -> Result<Job, Failure> {
-        let (config, settings) = self.load(&node)?;
+        let settings = self.load(&node)?;
         directories::check_run(&settings.paths)?;
         let user = find_user(&submission.user)?;
         Ok(Job {
             submission: submission.clone(),
-            request: asked.request,
-            syntax: asked.syntax,
-            by_site: asked.by_site,
-            config,
+            asked,
+            config: self.arguments.config.clone(),
             location: Location::of(&settings),
             settings,
             user,

@@ -4,7 +4,7 @@ use crate::handle::{Node, Program, ProgramResult};
 use crate::sys::spawn;
 use mpsd_core::JobId;
 use mpsd_core::by_site;
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::environment::Change;
 use mpsd_core::file::{Durability, replace};
 use mpsd_core::killed::KilledTask;
@@ -29,9 +29,7 @@ impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
         let host = || nix::unistd::gethostname().ok()?.into_string().ok();
         let node = name.map(str::to_owned).or_else(host).unwrap_or_default();
-        // No GPU's product is known here, and nothing that the plugin needs may depend on it.
-        let settings = Config::load(path).and_then(|config| config.for_node(&node, &[]));
-        settings.map_err(|broken| broken.to_user(&node).to_string())
+        Settings::load(path, &node).map_err(|broken| broken.to_user(&node).to_string())
     }
 
     fn run(&self, program: &Program) -> ProgramResult {

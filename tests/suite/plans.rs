@@ -87,8 +87,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).tasks(8),
         Scenario::new("mode_auto_shared", "MPS=auto", 1).shared(),
         Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).tasks(49),
-        Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
-        Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
         Scenario::new("bound", "MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal", 2),
         Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),

@@ -26,24 +26,19 @@ fn record(world: &Node, scenario: &Scenario) -> Record {
     world.borrow().record(&scenario.id()).expect("a record")
 }
 
-/// So are a site's settings for one product. Whoever waits for the start.
+/// Whoever waits for the start.
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);
     type Caller = fn(Scenario) -> Scenario;
-    let h100: Otherwise = |gpu| gpu.name = "NVIDIA H100".to_owned();
-    let [cgroup, control] = ["cgroup = \"none\"", "control = \"/opt/control\""]
-        .map(|key| &*format!("[[node]]\nproduct = \"NVIDIA H100\"\n{key}").leak());
     let callers: [Caller; 3] = [|all| all, Scenario::detached, Scenario::announced];
-    for (name, config, otherwise, again) in [
-        ("as before", "", (|_| {}) as Otherwise, false),
-        ("other GPUs", "", |gpu| gpu.memory_mib = Some(80_000), true),
-        ("other minors", "", |gpu| gpu.minor = Some(7), true),
-        ("without a cgroup", cgroup, h100, true),
-        ("another daemon", control, h100, true),
+    for (name, otherwise, again) in [
+        ("as before", (|_| {}) as Otherwise, false),
+        ("other GPUs", |gpu| gpu.memory_mib = Some(80_000), true),
+        ("other minors", |gpu| gpu.minor = Some(7), true),
     ] {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
-        let scenario = scenario.config(config).remembered(otherwise);
+        let scenario = scenario.remembered(otherwise);
         for caller in callers {
             goes_by_the_gpus_that_are_there(name, &caller(scenario.clone()), again);
         }

@@ -50,7 +50,6 @@ impl SystemFacts {
     }
 }
 
-/// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
     fn facts(&self) -> &'static SystemFacts;
     fn scheduler(&self) -> Scheduler {
@@ -169,7 +168,7 @@ pub struct Unattached {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer<'a> {
     pub gpu: &'a Gpu,
-    /// `replicas` for its product on its node; `None`: it is not offered in shares.
+    /// `replicas` on its node; `None`: it is not offered in shares.
     pub replicas: Option<u32>,
     pub clients: u32,
 }
@@ -215,8 +214,7 @@ pub fn advertise(
             false => "replicas is not set for it in mpsd.toml",
             true => "its GPUs with replicas are in MIG mode, and shares are of whole GPUs",
         };
-        let allowed =
-            "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
+        let allowed = "replicas = N, for the site or in a [[node]] section";
         return Err(Refusal::new(
             format!("shares of node '{node}'"),
             why,

@@ -140,7 +140,6 @@ pub struct Location {
     pub node: Option<String>,
     /// Slurm's directory with `bin` and `sbin`, or with the commands themselves.
     pub slurm_exec: Option<PathBuf>,
-    /// Slurm's `SLURM_CONF`.
     pub slurm_conf: Option<String>,
 }
 
@@ -166,7 +165,6 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
     pub program: Program,
-    /// `--scheduler`.
     pub scheduler: Option<Scheduler>,
     /// The scheduler's positional arguments, without the program's name.
     pub arguments: &'a [OsString],

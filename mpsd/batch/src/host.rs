@@ -33,7 +33,6 @@ const LOCAL: [FsType; 8] = [
     FsType(0x8584_58f6),
 ];
 
-/// What a command of the scheduler answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Its exit code; none when a signal ended it.

@@ -61,7 +61,6 @@ pub struct Trial {
     pub why: fn(&str, Option<&str>) -> CommandLine,
     /// Lists the ids of the jobs of this name, a line each; `None`: a job is ended by its name.
     pub named: Option<fn(&str) -> CommandLine>,
-    /// Ends the job, or takes it out of the queue.
     pub cancel: fn(&str, Option<&str>) -> CommandLine,
     /// What an administrator does about a job that failed with this message. An empty message: the
     /// job ran without MPS.

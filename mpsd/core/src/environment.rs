@@ -167,7 +167,8 @@ fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) ->
     (each > 1 && sum > 100).then(|| {
         format!(
             "{named}: NVSHMEM refuses team and on-stream calls if the ranks of a GPU have more than 100 % of its threads, and the \
-             {each} ranks here have {sum} %; allowed: --mps-replicas={each}"
+             {each} ranks here have {sum} %; allowed: --mps-threads={}",
+            Percent::of(1, each.into())
         )
     })
 }
@@ -227,7 +228,6 @@ pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String
         .is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
 }
 
-/// One variable to set, or to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub name: &'static str,
@@ -303,7 +303,6 @@ fn of_jax(task: &Task, gpus: &[GpuUuid], is_foreign: bool) -> Option<Change> {
 pub type Visible = Option<String>;
 
 impl Task {
-    /// The changes that make it see these devices.
     pub fn sees(&self, devices: String) -> impl Iterator<Item = Change> + use<> {
         let before = |before: &Visible| match before {
             Some(before) => format!("{devices}:{before}"),

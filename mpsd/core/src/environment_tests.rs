@@ -139,7 +139,7 @@ fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
             Some(0),
             &open,
             shmem,
-            "the 4 ranks here have 400 %; allowed: --mps-replicas=4",
+            "the 4 ranks here have 400 %; allowed: --mps-threads=25",
         ),
         (8, Some(0), &quarter, shmem, ""),
         (10, Some(0), &quarter, shmem, "have 125 %"),

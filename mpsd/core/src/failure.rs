@@ -1,6 +1,7 @@
 //! The three kinds of failure. There is never a fourth.
 
 use crate::text::one_line;
+use serde::{Deserialize, Serialize};
 
 /// Most of an administrator's error that a user is told, characters.
 const SHOWN: usize = 160;
@@ -32,7 +33,7 @@ impl Refusal {
 }
 
 /// What root has proved. Each kind has a test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
     /// The vendor's program or library is missing, not executable, or not root's.
@@ -148,9 +149,7 @@ impl Failure {
     }
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
 #[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {

@@ -3,21 +3,12 @@
 use super::failure::Refusal;
 use super::text::one_line;
 use derive_more::{Display, Into};
+use serde::{Deserialize, Serialize};
 
 /// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
 /// file name.
 #[derive(
-    Debug,
-    Clone,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Display,
-    Into,
-    serde::Serialize,
-    serde::Deserialize,
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, Serialize, Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct GpuUuid(String);
@@ -67,7 +58,7 @@ impl TryFrom<String> for GpuUuid {
 
 pub const MIG: &str = "MIG-";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mig {
     /// It is off, or the product has none.
@@ -79,9 +70,7 @@ pub enum Mig {
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[display(rename_all = "SCREAMING_SNAKE_CASE")]
 #[serde(rename_all = "snake_case")]
 pub enum ComputeMode {
@@ -96,7 +85,7 @@ pub enum ComputeMode {
 
 /// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of
 /// its GPU. Its compute mode is no part of it: jobs change that.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
     pub index: u32,
@@ -106,7 +95,6 @@ pub struct Gpu {
     /// Total memory, MiB; `None`: NVML does not tell, for example if it is the machine's memory.
     pub memory_mib: Option<u64>,
     pub mig: Mig,
-    /// CUDA compute capability, major and minor.
     pub capability: (u32, u32),
     /// Minor number of `/dev/nvidiaN`, if the driver tells it.
     pub minor: Option<u32>,
@@ -139,7 +127,7 @@ impl Gpu {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcess {
     /// Process id in NVML's view; may be gone already, or of another namespace.
     pub pid: i32,
@@ -149,7 +137,7 @@ pub struct GpuProcess {
     pub mps_client: bool,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     pub gpus: Vec<Gpu>,
     /// The driver's version (`580.159.04`); empty: not known.

@@ -4,6 +4,7 @@ use super::failure::Refusal;
 use super::gpu::{GpuUuid, MIG};
 use super::text::{is_digits, is_word, one_line};
 use derive_more::{Display, Into};
+use serde::{Deserialize, Serialize};
 
 const LONGEST_ID: usize = 255;
 /// Longest id that is its own directory name, bytes: longer pipe paths fail
@@ -13,17 +14,13 @@ const LONGEST_NAME: usize = 40;
 const LONGEST_SHARED: usize = 52;
 const READABLE_PART: usize = 24;
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[display("{}", self.name())]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
-    /// Slurm, through the SPANK plugin.
     Slurm,
-    /// Torque: prologue, epilogue and their `.parallel` forms.
     Torque,
-    /// OpenPBS and PBS Professional, through our hook.
+    /// PBS Professional too.
     OpenPbs,
 }
 
@@ -40,17 +37,7 @@ impl Scheduler {
 /// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own.
 /// Safe within a path.
 #[derive(
-    Debug,
-    Clone,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Display,
-    Into,
-    serde::Serialize,
-    serde::Deserialize,
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, Serialize, Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
@@ -69,21 +56,20 @@ impl JobId {
             ),
         ];
         let what = format!("job id '{}'", one_line(raw, 60));
-        let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) else {
-            return match raw.split_once('_') {
-                // Slurm shows this form only to users. Its programs get the element's own id.
-                Some((array, element)) if is_digits(array) && is_digits(element) => {
-                    let why = "it is an element of an array, which has an id of its own";
-                    let allowed = format!(
-                        "what 'squeue -h -j {raw} -o %A' prints, or later 'sacct -nXj {raw} -o JobIDRaw'"
-                    );
-                    Err(Refusal::new(what, why, allowed))
-                }
-                _ => Ok(Self(raw.to_owned())),
-            };
-        };
-        let allowed = "letters, digits, '.', '_', '-' and brackets, as schedulers write them";
-        Err(Refusal::new(what, why, allowed))
+        if let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            let allowed = "letters, digits, '.', '_', '-' and brackets, as schedulers write them";
+            return Err(Refusal::new(what, why, allowed));
+        }
+        // Slurm shows this form only to users. Its programs get the element's own id.
+        let element = raw.split_once('_');
+        if element.is_some_and(|(array, number)| is_digits(array) && is_digits(number)) {
+            let why = "it is an element of an array, which has an id of its own";
+            let allowed = format!(
+                "what 'squeue -h -j {raw} -o %A' prints, or later 'sacct -nXj {raw} -o JobIDRaw'"
+            );
+            return Err(Refusal::new(what, why, allowed));
+        }
+        Ok(Self(raw.to_owned()))
     }
 
     /// The id of the MPS that the jobs of user `uid` share on `gpu`: `1001-GPU-…`. No scheduler

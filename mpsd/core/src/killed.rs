@@ -1,5 +1,5 @@
 //! The tasks of a job that a signal ended. Slurm's plugin notes them as root, in the slurmstepd
-//! that waited for them. `/run/mpsd/jobs/<job>/killed`, root 0600, has a line a task. No user
+//! that waited for them. `/run/mpsd/jobs/<job>/killed`, root 0600, has a line of JSON a task. No user
 //! reaches the file.
 
 use nix::sys::signal::Signal;
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Longest file that is written or read, bytes.
-pub const LONGEST: usize = 4096;
-const LINE: usize = 80;
+pub const LONGEST: usize = 8192;
+const LINE: usize = 120;
 const MOST_TOLD: usize = 8;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,29 +27,8 @@ pub struct KilledTask {
 impl KilledTask {
     /// Its line for the end of a file that has `length` bytes; `None`: the file is full.
     pub fn line(&self, length: u64) -> Option<String> {
-        let step = self
-            .step
-            .map_or_else(|| "-".to_owned(), |step| step.to_string());
-        let numbers = format!(
-            "{} {} {} {}",
-            self.rank, self.pid, self.signal, self.oom_kills
-        );
-        (length < (LONGEST - LINE) as u64).then(|| format!("{step} {numbers}\n"))
-    }
-
-    fn of_line(line: &str) -> Option<Self> {
-        let mut words = line.split(' ');
-        let task = Self {
-            step: match words.next()? {
-                "-" => None,
-                step => Some(step.parse().ok()?),
-            },
-            rank: words.next()?.parse().ok()?,
-            pid: words.next()?.parse().ok()?,
-            signal: words.next()?.parse().ok()?,
-            oom_kills: words.next()?.parse().ok()?,
-        };
-        words.next().is_none().then_some(task)
+        let line = serde_json::to_string(self).ok()? + "\n";
+        (length < (LONGEST - LINE) as u64).then_some(line)
     }
 
     fn place(&self) -> String {
@@ -62,10 +41,11 @@ impl KilledTask {
 
 /// The tasks of a file. A line that is no task, or has no end, is left out.
 pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
-    let text = String::from_utf8_lossy(bytes);
-    let lines = text.split_inclusive('\n');
-    let whole = lines.filter_map(|line| line.strip_suffix('\n'));
-    whole.filter_map(KilledTask::of_line).collect()
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    let whole = lines.filter_map(|line| line.strip_suffix(b"\n"));
+    whole
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect()
 }
 
 /// The tasks in words, in the order of their ends. `is_client` knows the pids of clients, which may
@@ -126,9 +106,13 @@ mod tests {
         };
         let all = [task(3, 9), script];
         let text: String = all.iter().filter_map(|task| task.line(0)).collect();
-        assert_eq!(text, "0 3 8352 9 0\n- 0 8349 15 2\n");
         assert_eq!(parse(text.as_bytes()), all);
-        let garbled = format!("{text}0 1 2\n0 1 2 3 4 5\n\n0 -1 2 9 0\n\u{1b}[m\n0 1 77 9 0");
+        let garbled = format!(
+            "{text}0 1 2\n{{\"rank\":-1}}\n\n\u{1b}[m\n{}",
+            text.trim_end()
+        );
+        assert_eq!(text.lines().count(), 2);
+        let all = [&all[..], &all[..1]].concat();
         assert_eq!(parse(garbled.as_bytes()), all, "the last has no end");
     }
 

@@ -51,24 +51,15 @@ impl Percent {
         self.0
     }
 
-    /// 100 / `parts`, rounded down to tenths, at least 1 %. No parts at all count as one.
-    pub fn part_of(parts: u32) -> Self {
-        Self::of(1, parts.into())
-    }
-
     /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100
     /// %, as NVIDIA's guide advises.
     pub fn auto(own: u64, all: u64) -> Self {
         Self::of(2 * own, all)
     }
 
-    /// `own` of `all` parts, rounded down to tenths, 1 to 100 %.
+    /// `own` of `all` parts, rounded down to tenths, 1 to 100 %. No parts at all count as one.
     pub fn of(own: u64, all: u64) -> Self {
         let tenths = u64::from(Self::WHOLE.0) * own / all.max(1);
-        Self::clamped(u32::try_from(tenths).unwrap_or(u32::MAX))
-    }
-
-    fn clamped(tenths: u32) -> Self {
         let tenths = u16::try_from(tenths).unwrap_or(u16::MAX);
         Self(tenths.clamp(Self::LEAST, Self::WHOLE.0))
     }
@@ -341,7 +332,7 @@ mod tests {
             (8, 125, 250),
             (5000, 10, 10),
         ] {
-            let found = (Percent::part_of(parts), Percent::auto(1, parts.into()));
+            let found = (Percent::of(1, parts), Percent::auto(1, parts));
             assert_eq!(found, (Percent(even), Percent(auto)), "{parts}");
         }
         let of = |tenths, total| Amount::Percent(Percent(tenths)).mebibytes_of(total);

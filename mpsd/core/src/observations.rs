@@ -283,7 +283,6 @@ impl Observations {
         self
     }
 
-    /// Together with what another `mpsd` saw.
     pub fn and(mut self, other: Self) -> Self {
         // A user may have forged them.
         self.clients = self.clients.saturating_add(other.clients);

@@ -8,7 +8,6 @@ pub const PROGRAMS: &str = "/usr/libexec/mpsd";
 
 const ALLOWED: &str = "config=FILE prologue=FILE epilogue=FILE scope=both|job|step";
 
-/// What may have a daemon of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Jobs that ask when they are submitted, and steps that ask in a job that did not.

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// One program, or several that fare alike.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownProgram {

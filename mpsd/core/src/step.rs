@@ -5,7 +5,7 @@ use super::bind::Bind;
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
-use super::record::{Record, memory_limit};
+use super::record::{Record, limit_on, memory_limit};
 use super::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use super::text::one_line;
 
@@ -118,14 +118,10 @@ fn lower_memory(
         let allowed = "4G, 900M, or a list of sizes by local rank";
         refused(Key::Mem, step, why, allowed)
     })?;
-    let on = |limits: &[(GpuUuid, u64)], gpu: &GpuUuid| {
-        let found = limits.iter().find(|(uuid, _)| uuid == gpu);
-        found.map(|(_, mib)| *mib)
-    };
     for gpu in &record.gpus {
         let of_daemon = memory_limit(&record.daemons, &gpu.uuid);
         let of_ranks = record.rank_memory.iter();
-        let of_ranks = of_ranks.map(|limits| on(limits, &gpu.uuid));
+        let of_ranks = of_ranks.map(|limits| limit_on(limits, &gpu.uuid));
         if let Some(most) = exceeded(&sizes, &of_ranks.collect::<Vec<_>>(), of_daemon) {
             let has = format!("the job's MPS gives {most}M of GPU {}", gpu.index);
             let why = format!("{has}, and a step can only lower it");
@@ -260,6 +256,7 @@ mod tests {
         let mut ranked = record("MPS=on,MPS_THREADS=30:70");
         ranked.daemons[0].threads = None;
         ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
+        ranked.rank_memory = vec![vec![(uuid(1), 2048)], vec![(uuid(1), 3072)]];
         let jobs = [
             ("plain", plain),
             ("free", free),
@@ -279,7 +276,7 @@ mod tests {
             plain  MPS_MEM=4G                -> as its job
             plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
             free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
-            ranked MPS_THREADS=20:60         -> 20 60
+            ranked MPS_THREADS=20:60         -> 20 60 2048M 3072M
             free   MPS_MEM=80G                  -> 81920M
             free   MPS_MEM=999G              -> --mps-mem=999G: GPU 1 has 81920M
             free   MPS_MEM=1G:81G            -> --mps-mem=1G:81G: GPU 1 has 81920M
@@ -287,13 +284,13 @@ mod tests {
             plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
             plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number
             plain  MPS_MEM=25%               -> --mps-mem=25%: a step of a job with MPS takes a size
-            plain  MPS_REPLICAS=4            -> --mps-replicas=4: the job's MPS runs already
             plain  MPS_PRIORITY=below-normal -> --mps-priority=below-normal: the job's MPS runs already
             plain  MPS_VERIFY=on             -> --mps-verify=on: the job's MPS runs already
             plain  MPS=per-gpu               -> --mps=per-gpu: the job has one daemon
             plain  MPS=own                   -> as its job
             shared MPS=own                   -> --mps=own: the job shares its MPS
             shared MPS=on                    -> as its job
+            ranked MPS_MEM=3G:3G             -> --mps-mem=3G:3G: the job's MPS gives 2048M of GPU 1
             ranked MPS_THREADS=50            -> --mps-threads=50: the job's MPS gives 30
             ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30";
         for row in table.trim().lines() {

@@ -5,7 +5,7 @@ use batch::{Host, Location, Lookup, ThisHost, late_script, scheduled_devices};
 use mpsd::job::journal::ProcessRef;
 use mpsd::job::store::Store as _;
 use mpsd_core::bind::DeviceNames;
-use mpsd_core::config::{Config, Settings, directories_alone};
+use mpsd_core::config::{Settings, directories_alone};
 use mpsd_core::environment::{
     self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task,
     VISIBLE_DEVICES, Visible, counted, devices_without_mps, strip_devices, strip_inherited,
@@ -282,7 +282,7 @@ impl Caller<'_> {
     pub fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME");
         let node = node.unwrap_or_else(|| ThisHost.name());
-        match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
+        match Settings::load(self.config, &node) {
             Ok(settings) => (settings, None),
             Err(error) => {
                 let broken = self.config.exists().then(|| error.to_user(&node));

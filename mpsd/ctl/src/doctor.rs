@@ -9,7 +9,7 @@ use mpsd::cli::reconcile::{Reconcile, ReportLine};
 use mpsd::node::controls::moved_jobs;
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, GpuProcess, MOST_CLIENTS, Mig};
 use mpsd_core::{ComputeMode, Failure, Inventory};
@@ -54,7 +54,7 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     // If there is no file, this program has the defaults, and jobs with MPS fail.
     let file = context.config.unwrap_or(Path::new(DEFAULT_PATH));
     let broken = context.broken.clone();
-    let broken = broken.or_else(|| Config::load(file).err().map(Failure::from));
+    let broken = broken.or_else(|| Settings::load(file, node).err().map(Failure::from));
     let mut all = vec![match broken {
         None => Pass("mpsd.toml can be used".to_owned()),
         Some(broken) => CheckLine::unusable_config(&broken),

@@ -4,7 +4,7 @@
 use super::attach::{Attachment, Caller, NO_JOB};
 use super::{NAME, complain};
 use batch::{Host, Location, Lookup, ThisHost, may_run_as_root};
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Refusal};
 use setup::VerbError;
 use std::ffi::OsString;
@@ -151,7 +151,7 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
     let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
     let node = ThisHost.name();
-    let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
+    let settings = Settings::load(caller.config, &node);
     let location = Location::of(&settings.unwrap_or_else(|_| Settings::usual()));
     if let Some(config) = may_run_as_root(&location, &ThisHost) {
         let config = config.display();

@@ -23,7 +23,7 @@ use mpsd::cli::reconcile::{Reconcile, ReconcileReport, Undrain};
 use mpsd::cli::words::words;
 use mpsd::job::outcome::UNCOUNTED;
 use mpsd::node::controls::moved_jobs;
-use mpsd_core::config::{Config, DEFAULT_PATH, Settings, directories_alone};
+use mpsd_core::config::{DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Undetermined};
 use mpsd_sys::priority;
@@ -269,7 +269,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             };
             let node = host_or(verb.node.as_ref());
             let settings = settings_for_root(config, &node, name, why)?;
-            let usable = Config::load(config).is_ok();
+            let usable = Settings::load(config, &node).is_ok();
             let mut report = verb.run(&settings, &node, usable)?;
             let moved = moved_jobs(config).into_iter().map(|moved| moved.run);
             for run in moved.collect::<BTreeSet<_>>() {
@@ -287,7 +287,9 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             let settings = settings_for_root(config, &host_or(None), "idle", why)?;
             Ok(verb.run(&settings, &|| moved(config), json)?)
         }
-        Verb::Config(ConfigVerb::Check(verb)) => Ok(print_report(&verb.run(config), json)),
+        Verb::Config(ConfigVerb::Check(verb)) => {
+            Ok(print_report(&verb.run(config, &ThisHost.name()), json))
+        }
         Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
         Verb::Doctor(verb) => {
             if nix::unistd::geteuid().is_root() {
@@ -404,7 +406,7 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     if config == Path::new(DEFAULT_PATH) && !config.exists() {
         return Ok(Settings::usual());
     }
-    Ok(Config::load(config).and_then(|file| file.for_node(node, &[]))?)
+    Ok(Settings::load(config, node)?)
 }
 
 fn with_context<T>(

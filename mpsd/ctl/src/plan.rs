@@ -4,11 +4,11 @@ use super::site::inventory;
 use batch::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Location, Submission, ThisHost, UserRef,
 };
-use mpsd::cli::job_arguments::{Asked, JobArguments};
+use mpsd::cli::job_arguments::JobArguments;
 use mpsd::node::real::find_user;
 use mpsd::plan::auto::{self, Finding};
 use mpsd::plan::{Case, decide, tasks};
-use mpsd_core::config::Config;
+use mpsd_core::config::Settings;
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId, Refusal, Request};
 use std::ffi::OsString;
@@ -47,9 +47,8 @@ impl PlanVerb {
         env: batch::Lookup<'_>,
         json: bool,
     ) -> Result<String, Failure> {
-        let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
-        let settings = file.for_node(&host, &[])?;
+        let settings = Settings::load(config, &host)?;
         let input = self.arguments.input(env, Location::of(&settings), false);
         let submission = match &self.user {
             Some(user) => self.submission(user)?,
@@ -64,17 +63,13 @@ impl PlanVerb {
         }
         let of_node = || Some(settings.clone());
         let asked = arguments.request_of(&submission, &of_node)?;
-        let Some(Asked {
-            request,
-            syntax,
-            by_site,
-        }) = asked
-        else {
+        let Some(asked) = asked else {
             return Ok(match json {
                 true => format!("{}\n", serde_json::json!({"asked": false})),
                 false => "MPS was not asked for: nothing is done\n".to_owned(),
             });
         };
+        let request = &asked.request;
         let without = |why: &str| {
             let line = Mode::auto_without(why);
             match json {
@@ -82,7 +77,7 @@ impl PlanVerb {
                 false => format!("{line}: the job runs as if it had not asked\n"),
             }
         };
-        let may_do_without = auto::may_do_without(&request);
+        let may_do_without = auto::may_do_without(request);
         let devices = match &self.user {
             Some(_) => self.devices()?,
             None => batch::devices(&submission, &input, &ThisHost)?,
@@ -108,17 +103,14 @@ impl PlanVerb {
         let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&submission.user)?;
         let decided = decide(&Case {
-            config: &file,
-            node: &node,
+            settings: &Settings::load(config, &node)?,
             submission: &submission,
-            request: &request,
-            syntax,
-            by_site,
+            asked: &asked,
             uid: user.uid,
             devices: &devices,
             inventory: &inventory,
         });
-        let (_, plan) = match decided {
+        let plan = match decided {
             Err(Failure::Refusal(refusal)) if may_do_without => {
                 return Ok(without(&refusal.to_string()));
             }

@@ -4,7 +4,7 @@
 use batch::Scheduler;
 use batch::batch_system::{Offer, advertise};
 use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::config::{Config, Origin};
+use mpsd_core::config::{Origin, Settings};
 use mpsd_core::{Failure, Gpu, Inventory};
 use serde_json::json;
 use setup::{CheckLine, VerbReport};
@@ -38,10 +38,11 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(&self, in_force: &Path) -> VerbReport {
+    /// `host` is this host's name.
+    pub fn run(&self, in_force: &Path, host: &str) -> VerbReport {
         let (file, read) = match &self.file {
-            Some(draft) => (draft.as_path(), Config::draft(draft)),
-            None => (in_force, Config::load(in_force)),
+            Some(draft) => (draft.as_path(), Settings::draft(draft, host)),
+            None => (in_force, Settings::load(in_force, host)),
         };
         VerbReport::from(vec![match read {
             Ok(_) => CheckLine::Pass(format!("'{}' can be used", file.display())),
@@ -55,18 +56,13 @@ pub struct Show {
     /// The node's name in the scheduler; this host if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// A GPU product of the node, as 'nvidia-smi -L' prints it; may be given several times
-    #[arg(long = "product", value_name = "PRODUCT")]
-    pub products: Vec<String>,
 }
 
 impl Show {
     /// The text to print for `file`; `host` is this host's name.
     pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
-        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
-        let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
-        let settings = config.for_node(node, &products)?;
+        let settings = Settings::load(file, node)?;
         if !json {
             return Ok(format!("# node '{node}'\n{}", settings.explain(file)));
         }
@@ -100,11 +96,10 @@ impl Advertise {
         worker: &Path,
         json: bool,
     ) -> Result<String, Failure> {
-        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
-        let settings = config.for_node(node, &[])?;
+        let settings = Settings::load(file, node)?;
         let inventory = inventory(worker, &settings.nvml)?;
-        let offers = offers(&config, node, &inventory, self.memory)?;
+        let offers = offers(&settings, &inventory, self.memory);
         let text = advertise(batch::of(self.scheduler), node, &offers)?;
         if !json {
             return Ok(text);
@@ -115,14 +110,8 @@ impl Advertise {
     }
 }
 
-fn offers<'a>(
-    config: &Config,
-    node: &str,
-    inventory: &'a Inventory,
-    memory: bool,
-) -> Result<Vec<Offer<'a>>, Failure> {
+fn offers<'a>(settings: &Settings, inventory: &'a Inventory, memory: bool) -> Vec<Offer<'a>> {
     let of = |gpu: &'a Gpu| {
-        let settings = config.for_node(node, &[&gpu.name])?;
         let gib = |mib: u64| u32::try_from(mib / 1024).ok();
         let (replicas, clients) = match memory {
             true => (gpu.memory_mib.and_then(gib), u32::MAX),
@@ -131,11 +120,11 @@ fn offers<'a>(
                 inventory.clients(gpu, settings.max_clients),
             ),
         };
-        Ok(Offer {
+        Offer {
             gpu,
             replicas,
             clients,
-        })
+        }
     };
     inventory.gpus.iter().map(of).collect()
 }
@@ -150,19 +139,18 @@ mod tests {
     fn show_names_node_value_and_line() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("mpsd.toml");
-        let text = "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nproduct = \"X\"\nmax_clients = 16\n";
+        let text = "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nhosts = \"n4\"\nmax_clients = 16\n";
         std::fs::write(&config, text).unwrap();
         std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o644)).unwrap();
-        for (node, product, words) in [
-            (None, None, "# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
-            (None, None, "\nmax_clients = 60 "),
-            (None, None, "mpsd.toml:3\n"),
-            (Some("n4"), Some("X"), "\nmax_clients = 16 "),
-            (Some("other"), None, "\nmax_clients is not set "),
+        for (node, words) in [
+            (None, "# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
+            (None, "\nmax_clients = 60 "),
+            (None, "mpsd.toml:3\n"),
+            (Some("n4"), "\nmax_clients = 16 "),
+            (Some("other"), "\nmax_clients is not set "),
         ] {
             let show = Show {
                 node: node.map(str::to_owned),
-                products: product.map(str::to_owned).into_iter().collect(),
             };
             let text = show.run(&config, "n3.domain", false).unwrap();
             assert!(text.contains(words), "{words}: {text}");
@@ -170,31 +158,28 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_has_its_own_products_replicas() {
-        let config =
-            Config::parse("replicas = 2\n[[node]]\nproduct = \"B\"\nreplicas = 7").unwrap();
-        let gpu = |index: u32, name: &str| Gpu {
+    fn each_gpu_is_offered_in_replicas_or_in_gib_of_its_memory() {
+        let settings = Settings::parse("replicas = 2", "n").unwrap();
+        let gpu = |index: u32, memory_mib: u64| Gpu {
             index,
             uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
-            name: name.to_owned(),
-            memory_mib: Some(1024),
+            name: "NVIDIA X".to_owned(),
+            memory_mib: Some(memory_mib),
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: None,
             cpus: None,
         };
         let inventory = Inventory {
-            gpus: vec![gpu(0, "A"), gpu(1, "B")],
+            gpus: vec![gpu(0, 1024), gpu(1, 4096)],
             driver: "590.48.01".to_owned(),
             migs: Vec::new(),
         };
-        let by_memory = offers(&config, "n", &inventory, true).unwrap();
-        assert_eq!(
-            by_memory.iter().map(Offer::shares).collect::<Vec<_>>(),
-            [1, 1]
-        );
-        let offers = offers(&config, "n", &inventory, false).unwrap();
+        let by_memory = offers(&settings, &inventory, true);
+        let shares: Vec<u32> = by_memory.iter().map(Offer::shares).collect();
+        assert_eq!(shares, [1, 4]);
+        let offers = offers(&settings, &inventory, false);
         let each = offers.iter().map(|offer| (offer.replicas, offer.clients));
-        assert_eq!(each.collect::<Vec<_>>(), [(Some(2), 60), (Some(7), 60)]);
+        assert_eq!(each.collect::<Vec<_>>(), [(Some(2), 60), (Some(2), 60)]);
     }
 }

@@ -1,5 +1,6 @@
 //! The job and its request on the command lines of `mps-prologue` and `mpsctl plan`.
 
+use crate::plan::Asked;
 use batch::{CallOptions, Host, Input, Location, Program, Scheduler, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
@@ -33,15 +34,6 @@ pub struct JobArguments {
         value_name = "ARGUMENT"
     )]
     pub positional: Vec<OsString>,
-}
-
-#[derive(Debug, Clone)]
-pub struct Asked {
-    pub request: Request,
-    /// How its user wrote it, for messages.
-    pub syntax: Syntax,
-    /// The site asks, not the user ([`Submission::by_site`]).
-    pub by_site: bool,
 }
 
 /// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a

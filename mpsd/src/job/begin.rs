@@ -68,7 +68,7 @@ fn start<N: Node>(
     when: ReturnWhen,
 ) -> Result<(), FailedStart> {
     let began = Instant::now();
-    if job.by_site
+    if job.asked.by_site
         && let Some(why) = scheduled
             .script()
             .and_then(|script| by_site::of_script(&script))
@@ -76,7 +76,7 @@ fn start<N: Node>(
         return leave_out(node, job, when, None, &why);
     }
     // Comes before anything is made or asked, because most of these jobs need nothing.
-    if job.request.mode == Mode::Auto
+    if job.asked.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {
         return leave_out(node, job, when, None, &why);
@@ -120,8 +120,8 @@ fn attempt<N: Node>(
     when: ReturnWhen,
     (began, early, gpus): (Instant, Option<LockGuard>, GpusKnown),
 ) -> Result<Option<LockGuard>, FailedStart> {
-    let (settings, plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
-        Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.request) => {
+    let (plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
+        Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.asked.request) => {
             return leave_out(node, job, when, early, &refusal.to_string()).map(|()| None);
         }
         made => made.map_err(|failure| {
@@ -145,14 +145,14 @@ fn attempt<N: Node>(
     let Some(held) = held else { return Ok(None) };
     let verify = plan.verify.then_some(job.deadline);
     let journal = Journal {
-        programs: Some(node.programs(&settings.control)),
+        programs: Some(node.programs(&job.settings.control)),
         starter: match when {
             ReturnWhen::Announced => node.own_process(),
             ReturnWhen::Ready | ReturnWhen::Started => None,
         },
-        ..Journal::new(job, &settings, plan)
+        ..Journal::new(job, plan)
     };
-    let spec = Spec::to_start(&journal, &settings, job.deadline);
+    let spec = Spec::to_start(&journal, &job.settings, job.deadline);
     let mut start = Start::new(journal, spec, began, held);
     (start.unconfirmed, start.verify) = (unconfirmed, verify);
     if start.unconfirmed.is_none() {
@@ -201,9 +201,11 @@ fn leave_out<N: Node>(
         Ok(Some(_held)) => {
             let (uid, state) = (job.user.uid, RecordState::Unneeded);
             let mut record = Record::without_mps(id.clone(), uid, state, line.clone());
-            record.request = Some(job.request.clone());
-            record.by_site = job.by_site.then(BySite::default);
-            record.warnings.extend((!job.by_site).then(|| line.clone()));
+            record.request = Some(job.asked.request.clone());
+            record.by_site = job.asked.by_site.then(BySite::default);
+            record
+                .warnings
+                .extend((!job.asked.by_site).then(|| line.clone()));
             node.write_record(&record)
         }
         Ok(None) => return Ok(()),
@@ -216,7 +218,7 @@ fn leave_out<N: Node>(
         node.log(Severity::Warning, &text);
     }
     node.audit(&audit::unneeded(job, &line));
-    if !job.by_site {
+    if !job.asked.by_site {
         node.complain(&format!("job {id}: {line}"));
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::prepared::{DrainTarget, Job, drain_prefix};
 use crate::plan::effects::{Effect, Plan};
-use mpsd_core::config::{LeftoverClients, Settings};
+use mpsd_core::config::LeftoverClients;
 use mpsd_core::record::Record;
 use mpsd_core::{GpuUuid, JobId, Scheduler};
 use mpsd_sys::now;
@@ -97,12 +97,13 @@ impl Journal {
         self.record().uid
     }
 
-    pub fn new(job: &Job, settings: &Settings, plan: Plan) -> Self {
+    pub fn new(job: &Job, plan: Plan) -> Self {
+        let settings = &job.settings;
         Self {
             version: VERSION,
             scheduler: job.submission.scheduler,
             node: job.node.clone(),
-            config: Some(job.config.file().to_owned()),
+            config: Some(job.config.clone()),
             user: job.user.name.clone(),
             gid: job.user.gid,
             plan,

@@ -67,7 +67,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     let (submission, failure) = (job.submission, &failed.failure);
     let id = &submission.job;
     let told = &failure.clone().to_user(job.place.node);
-    let by_site = job.prepared.is_some_and(|job| job.by_site);
+    let by_site = job.prepared.is_some_and(|job| job.asked.by_site);
     let to_shell = is_told_by_shell(submission, failure, &job.place.location);
     log(node, id, failure);
     if !to_shell && !by_site {
@@ -244,7 +244,7 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
 /// Says a line of the node's log to the prologue's caller, who may show it to the user; one who did
 /// not ask reads none.
 pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
-    if !job.by_site {
+    if !job.asked.by_site {
         node.complain(line);
     }
 }

@@ -9,7 +9,6 @@ use super::shared;
 use crate::plan::auto;
 use crate::plan::effects::Plan;
 use crate::plan::{decide, tasks};
-use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
 use mpsd_core::{Failure, GpuUuid, Inventory};
@@ -22,43 +21,42 @@ pub(super) enum GpusKnown {
     Asked,
 }
 
-/// The settings and the plan, and the GPUs that NVML has not confirmed yet.
+/// The plan, and the GPUs that NVML has not confirmed yet.
 pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,
     scheduled: &impl Scheduled,
     gpus: GpusKnown,
-) -> Result<(Settings, Plan, Option<Inventory>), Failure> {
+) -> Result<(Plan, Option<Inventory>), Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let plan_for = |inventory: &Inventory| decide(&job.case(&devices, inventory));
     let known = Ledger::read(node).gpus;
     let known = known.and_then(|known| Some((plan_for(&known).ok()?, known)));
-    let (settings, mut plan, unconfirmed) = match known {
+    let (mut plan, unconfirmed) = match known {
         // NVML takes longer to load than all the rest of a join.
-        Some(((settings, plan), _)) if shared::are_up(node, &plan) => (settings, plan, None),
-        Some(((settings, plan), known))
+        Some((plan, _)) if shared::are_up(node, &plan) => (plan, None),
+        Some((plan, known))
             if gpus == GpusKnown::Remembered && plan.shared.is_empty() && !job.submission.step =>
         {
             node.prepare_nvml(&uuids(&plan));
-            (settings, plan, Some(known))
+            (plan, Some(known))
         }
         known => {
-            let known = known.map(|((_, plan), known)| (known, uuids(&plan)));
+            let known = known.map(|(plan, known)| (known, uuids(&plan)));
             let now = node.inventory(known)?;
             remember(node, job, &now);
-            let (settings, plan) = plan_for(&now)?;
-            (settings, plan, None)
+            (plan_for(&now)?, None)
         }
     };
-    if let Some(script) = (!job.by_site).then(|| scheduled.script()).flatten() {
+    if let Some(script) = (!job.asked.by_site).then(|| scheduled.script()).flatten() {
         let advice = script::advice(&script, &plan.record).into_iter();
         let advice = advice.map(|line| format!("warning: {line}"));
         plan.record.warnings.extend(advice);
     }
-    node.check_control(&settings.control)?;
-    Ok((settings, plan, unconfirmed))
+    node.check_control(&job.settings.control)?;
+    Ok((plan, unconfirmed))
 }
 
 fn uuids(plan: &Plan) -> Vec<GpuUuid> {
@@ -116,11 +114,11 @@ fn expect_attached_tasks(
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
     // A job that may do without MPS needs no warning.
-    let sister = submission.sister && !auto::may_do_without(&job.request);
+    let sister = submission.sister && !auto::may_do_without(&job.asked.request);
     if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
         node.log(Severity::Warning, &text);
-        if !job.by_site {
+        if !job.asked.by_site {
             node.complain(&text);
         }
     }

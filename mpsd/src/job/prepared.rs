@@ -1,13 +1,13 @@
 //! A job before its start: all that is known of it then.
 
-use crate::plan::Case;
+use crate::plan::{Asked, Case};
 use batch::drain::Place;
 use batch::{Devices, Location, Submission, Unattached};
-use mpsd_core::config::{Config, Settings};
-use mpsd_core::request::Syntax;
-use mpsd_core::{Failure, Inventory, JobId, Request, Scheduler};
+use mpsd_core::config::Settings;
+use mpsd_core::{Failure, Inventory, JobId, Scheduler};
 use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
 const MOST_NAMED: usize = 8;
@@ -61,14 +61,9 @@ pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
 #[derive(Debug, Clone)]
 pub struct Job {
     pub submission: Submission,
-    /// What its user asked for, as written.
-    pub request: Request,
-    /// How the user wrote it, for messages.
-    pub syntax: Syntax,
-    /// The site gives it MPS, and its user did not ask.
-    pub by_site: bool,
-    pub config: Config,
-    /// What is in force on this node, before its GPUs are known.
+    pub asked: Asked,
+    /// The file of the settings.
+    pub config: PathBuf,
     pub settings: Settings,
     pub user: User,
     pub node: String,
@@ -90,12 +85,9 @@ impl Job {
 
     pub fn case<'a>(&'a self, devices: &'a Devices, inventory: &'a Inventory) -> Case<'a> {
         Case {
-            config: &self.config,
-            node: &self.node,
+            settings: &self.settings,
             submission: &self.submission,
-            request: &self.request,
-            syntax: self.syntax,
-            by_site: self.by_site,
+            asked: &self.asked,
             uid: self.user.uid,
             devices,
             inventory,

@@ -47,18 +47,14 @@ pub fn find(devices: &Devices, settings: &Settings) -> Finding {
 
 /// Refuses MPS to a job that did not ask, if a program could notice it by its GPUs or by its number
 /// of clients.
-pub(super) fn expect_unnoticed(
-    draft: &Draft<'_>,
-    devices: &Devices,
-    clients: Option<u32>,
-) -> Result<(), Refusal> {
+pub(super) fn expect_unnoticed(draft: &Draft<'_>, devices: &Devices) -> Result<(), Refusal> {
     let gpus = &draft.gpus;
     let refuse = |why: String| {
         let what = "a job that did not ask";
         Err(Refusal::new(what, why, "a request of its user's"))
     };
     let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-    let tasks = draft.tasks.zip(clients);
+    let tasks = draft.tasks.zip(draft.clients);
     let tasks = tasks.filter(|(tasks, most)| tasks > most);
     let has_all = gpus.len() == draft.inventory.gpus.len();
     if let Some((tasks, most)) = tasks {
@@ -89,7 +85,6 @@ pub(super) fn found(request: &Request, devices: &Devices, settings: &Settings) -
 mod tests {
     use super::*;
     use batch::{GpuName, Part};
-    use mpsd_core::config::Config;
 
     /// `MPS: why` or `no MPS: why` for a job with so many tasks on these GPUs.
     fn found(
@@ -99,7 +94,7 @@ mod tests {
         uneven: bool,
         config: &str,
     ) -> String {
-        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
+        let settings = Settings::parse(config, "n1").unwrap();
         let devices = Devices {
             gpus,
             exclusive,

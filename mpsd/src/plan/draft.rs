@@ -1,6 +1,7 @@
 //! A request on its way to a plan.
 
 use batch::Part;
+use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::config::Settings;
 use mpsd_core::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::text::one_line;
@@ -13,12 +14,21 @@ pub(super) const NO_PART: &str = "the scheduler does not say which part of the G
 /// Why it has none on GPUs of the job's own.
 pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the job has on a GPU";
 
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// What its user asked for, as written.
+    pub request: Request,
+    /// How the user wrote it, for messages.
+    pub syntax: Syntax,
+    /// The site asks, not the user ([`batch::Submission::by_site`]).
+    pub by_site: bool,
+}
+
 /// A request on the job's GPUs.
 #[derive(Debug, Clone)]
 pub(super) struct Draft<'a> {
-    pub request: &'a Request,
-    pub syntax: Syntax,
-    /// The same with the site's defaults.
+    pub asked: &'a Asked,
+    /// The request with the site's defaults.
     pub filled: Request,
     pub settings: &'a Settings,
     pub inventory: &'a Inventory,
@@ -31,27 +41,31 @@ pub(super) struct Draft<'a> {
     pub shared: bool,
     /// The job's part of each of its GPUs, if jobs share them and the scheduler tells the parts.
     pub part: Option<Part>,
+    pub bind: Bind,
+    pub names: DeviceNames,
+    /// MPS clients that each of the GPUs takes, if known.
+    pub clients: Option<u32>,
 }
 
 impl Draft<'_> {
     pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
-        let word = self.syntax.token(key, self.filled.value(key).as_deref());
+        let word = self
+            .asked
+            .syntax
+            .token(key, self.filled.value(key).as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
 
     /// Refuses an option of a whole daemon if the user's other jobs share that daemon.
     pub fn check_shared(&self) -> Result<(), Refusal> {
-        let key = match self.request {
+        let request = &self.asked.request;
+        let key = match request.mode {
             _ if !self.shared => return Ok(()),
-            Request {
-                mode: Mode::PerGpu, ..
-            } => Key::Mode,
-            Request {
-                priority: Some(_), ..
-            } => Key::Priority,
+            Mode::PerGpu => Key::Mode,
+            _ if request.priority.is_some() => Key::Priority,
             _ => return Ok(()),
         };
-        let own = self.syntax.token(Key::Mode, Some("own"));
+        let own = self.asked.syntax.token(Key::Mode, Some("own"));
         let why =
             "your jobs on this GPU share one MPS, whose daemon has one setting for all of them";
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
@@ -66,11 +80,11 @@ impl Draft<'_> {
             _ => return Vec::new(),
         };
         let mut forgotten = Vec::new();
-        if self.request.threads.is_none() && self.filled.threads == Some(Threads::Auto) {
+        if self.asked.request.threads.is_none() && self.filled.threads == Some(Threads::Auto) {
             self.filled.threads = None;
             forgotten.push("threads");
         }
-        if self.request.memory.is_none() && self.filled.memory == Some(MemoryLimit::Auto) {
+        if self.asked.request.memory.is_none() && self.filled.memory == Some(MemoryLimit::Auto) {
             self.filled.memory = None;
             forgotten.push("mem");
         }

@@ -154,10 +154,10 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     }
     let several = draft.gpus.len() > 1;
     let refused = |key, value: String, why: &str, allowed: &str| {
-        let word = draft.syntax.token(key, Some(&value));
+        let word = draft.asked.syntax.token(key, Some(&value));
         Err(Refusal::new(word, why, allowed))
     };
-    match (draft.request.bind, draft.request.visible) {
+    match (draft.asked.request.bind, draft.asked.request.visible) {
         (Some(bind), _) if several && bind == Bind::None => {
             let why = "a process sees one MIG device, and the job has several";
             refused(Key::Bind, bind.to_string(), why, "block, cyclic, closest")

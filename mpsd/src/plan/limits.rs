@@ -1,4 +1,4 @@
-//! Limits made concrete: `auto`, percentages and replicas become per cents and MiB of the job's own
+//! Limits made concrete: `auto` and percentages become per cents and MiB of the job's own
 //! GPUs, under the site's ceilings. Here a job that asks for too much is refused.
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
@@ -8,7 +8,6 @@ use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
-use std::fmt::Display;
 use std::path::PathBuf;
 
 const SITES: &str = "this site's ceiling of";
@@ -131,7 +130,7 @@ impl Draft<'_> {
 
     fn meeting_tasks(&self, key: Key) -> Result<u32, Refusal> {
         self.meeting.ok_or_else(|| {
-            let allowed = match self.syntax {
+            let allowed = match self.asked.syntax {
                 Syntax::Flags => "the number of the job's tasks (-n), or a fixed value",
                 Syntax::Account | Syntax::Resource => {
                     "the number of the job's tasks (mpiprocs, ppn), or a fixed value"
@@ -139,11 +138,6 @@ impl Draft<'_> {
             };
             self.refuse(key, NO_TASKS, allowed)
         })
-    }
-
-    fn above(&self, key: Key, what: &str, ceiling: impl Display, allowed: String) -> Refusal {
-        let why = format!("the {what} is above {ceiling}");
-        self.refuse(key, why, allowed)
     }
 
     /// The part of a GPU's threads that the scheduler gave to the job.
@@ -155,37 +149,27 @@ impl Draft<'_> {
     /// The daemon gets the largest value of a list: clients can only lower it
     /// (docs/facts/mps-control.md#clients).
     fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
-        let (most, ranks) = match (&self.filled.threads, self.filled.replicas) {
-            (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
-            (None, None) => (None, Vec::new()),
-            (Some(Threads::Auto), _) => {
+        let (most, ranks) = match &self.filled.threads {
+            None => (None, Vec::new()),
+            Some(Threads::Auto) => {
                 let (own, all) = self.auto_parts(Key::Threads)?;
                 (Some(Percent::auto(own, all)), Vec::new())
             }
-            (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
-            (Some(Threads::PerRank(list)), _) => (list.iter().max().copied(), list.clone()),
+            Some(Threads::Uniform(percent)) => (Some(*percent), Vec::new()),
+            Some(Threads::PerRank(list)) => (list.iter().max().copied(), list.clone()),
         };
         let (of_site, of_job) = (self.settings.ceilings.threads, self.threads_of_job());
         let Some(ceiling) = of_site.into_iter().chain(of_job).min() else {
             return Ok((most, ranks));
         };
-        let refused = match (&self.request.threads, self.request.replicas) {
-            _ if most <= Some(ceiling) => None,
-            (_, Some(_)) => {
-                let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
-                Some((Key::Replicas, format!("at least {least} replicas")))
-            }
-            (Some(Threads::Uniform(_) | Threads::PerRank(_)), _) => {
-                Some((Key::Threads, format!("1 to {ceiling}")))
-            }
-            _ => None,
-        };
-        if let Some((key, allowed)) = refused {
+        let is_typed = !matches!(self.asked.request.threads, None | Some(Threads::Auto));
+        if is_typed && most > Some(ceiling) {
             let whose = match of_site == Some(ceiling) {
                 true => format!("{SITES} {ceiling}"),
                 false => format!("the job's share of the GPU, {ceiling}"),
             };
-            return Err(self.above(key, "thread percentage", whose, allowed));
+            let why = format!("the thread percentage is above {whose}");
+            return Err(self.refuse(Key::Threads, why, format!("1 to {ceiling}")));
         }
         let ranks = ranks.into_iter().map(|percent| percent.min(ceiling));
         // If nobody gave a number, the scheduler's own variable limits the tasks to the job's part.
@@ -194,28 +178,27 @@ impl Draft<'_> {
     }
 
     fn memory(&self) -> Result<(Memory, Vec<Memory>), Refusal> {
-        let even = |(own, all): (u64, u64)| {
-            self.on_each(|gpu| {
-                let total = gpu.memory_mib.ok_or_else(|| self.untold_part(gpu))?;
-                Ok((total * own / all.max(1)).clamp(1, total))
-            })
-        };
         let all = |amount: Amount| self.on_each(|gpu| self.mebibytes(gpu, amount));
-        let daemons = match (&self.filled.memory, self.filled.replicas) {
-            (_, Some(replicas)) => even((1, replicas.into()))?,
-            (None, None) if self.settings.ceilings.memory.is_none() => Vec::new(),
-            (None, None) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
-            (Some(MemoryLimit::Auto), _) => even(self.auto_parts(Key::Mem)?)?,
-            (Some(MemoryLimit::Job(_)), _)
-                if self.request.memory.is_some()
+        let daemons = match &self.filled.memory {
+            None if self.settings.ceilings.memory.is_none() => Vec::new(),
+            None => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
+            Some(MemoryLimit::Auto) => {
+                let (own, all) = self.auto_parts(Key::Mem)?;
+                self.on_each(|gpu| {
+                    let total = gpu.memory_mib.ok_or_else(|| self.untold_part(gpu))?;
+                    Ok((total * own / all.max(1)).clamp(1, total))
+                })?
+            }
+            Some(MemoryLimit::Job(_))
+                if self.asked.request.memory.is_some()
                     && self.settings.memory_over_limit == MemoryOverLimit::Ignore =>
             {
                 let why = "this site does not watch the memory of a job's clients";
                 return Err(self.refuse(Key::Mem, why, "a limit of each client, as in 4G"));
             }
-            (Some(MemoryLimit::Uniform(amount) | MemoryLimit::Job(amount)), _) => all(*amount)?,
-            (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
-            (Some(MemoryLimit::PerRank(list)), _) => {
+            Some(MemoryLimit::Uniform(amount) | MemoryLimit::Job(amount)) => all(*amount)?,
+            Some(MemoryLimit::PerGpu(list)) => self.by_gpu(list)?,
+            Some(MemoryLimit::PerRank(list)) => {
                 let ranks = list.iter().map(|amount| all(*amount));
                 let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
                 // As with threads, the daemon holds the largest and each rank lowers its own.
@@ -240,12 +223,8 @@ impl Draft<'_> {
     }
 
     fn untold_part(&self, gpu: &Gpu) -> Refusal {
-        let key = match self.filled.replicas {
-            Some(_) => Key::Replicas,
-            None => Key::Mem,
-        };
-        let size = self.syntax.token(Key::Mem, Some("4G"));
-        self.refuse(key, untold(gpu), format!("a size, as in {size}"))
+        let size = self.asked.syntax.token(Key::Mem, Some("4G"));
+        self.refuse(Key::Mem, untold(gpu), format!("a size, as in {size}"))
     }
 
     fn ceiling(&self, gpu: &Gpu, ceiling: Amount) -> Result<u64, Refusal> {
@@ -261,23 +240,17 @@ impl Draft<'_> {
     /// refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
-        let typed = match &self.request.memory {
-            None | Some(MemoryLimit::Auto) => self.request.replicas.map(|_| Key::Replicas),
-            Some(_) => Some(Key::Mem),
-        };
+        let is_typed = !matches!(self.asked.request.memory, None | Some(MemoryLimit::Auto));
         let most = match self.settings.ceilings.memory {
             Some(ceiling) => self.ceiling(gpu, ceiling)?,
             None => u64::MAX,
         };
-        match (typed, self.settings.ceilings.memory) {
-            (Some(key), Some(ceiling)) if mib > most => {
-                let allowed = match key {
-                    Key::Replicas => "more replicas, each of them smaller".to_owned(),
-                    _ => format!("at most {ceiling}"),
-                };
-                Err(self.above(key, "memory limit", format!("{SITES} {ceiling}"), allowed))
+        match self.settings.ceilings.memory {
+            Some(ceiling) if is_typed && mib > most => {
+                let why = format!("the memory limit is above {SITES} {ceiling}");
+                Err(self.refuse(Key::Mem, why, format!("at most {ceiling}")))
             }
-            (Some(_), _) if mib > total => {
+            _ if is_typed && mib > total => {
                 let what = format!("memory limit {}", Amount::Mebibytes(mib));
                 let why = format!("GPU {} '{}' has {total}M", gpu.index, gpu.name);
                 let allowed = format!("at most {total}M, or a share such as 25%");
@@ -334,7 +307,9 @@ fn untold(gpu: &Gpu) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::config::Config;
+    use crate::plan::Asked;
+    use mpsd_core::bind::Bind;
+    use mpsd_core::config::Settings;
     use mpsd_core::request::Syntax;
     use mpsd_core::{Inventory, Request};
 
@@ -367,16 +342,19 @@ mod tests {
         memory: &[impl Into<Option<u64>> + Copy],
         tasks: Option<u32>,
     ) -> Result<String, String> {
-        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
+        let settings = Settings::parse(config, "n1").unwrap();
         let gpus: Vec<Gpu> = (0..)
             .zip(memory)
             .map(|(index, memory)| gpu(index, *memory))
             .collect();
-        let request = Request::from_account(account).unwrap().unwrap();
-        let draft = Draft {
-            request: &request,
+        let asked = Asked {
+            request: Request::from_account(account).unwrap().unwrap(),
             syntax: Syntax::Account,
-            filled: settings.with_defaults(&request),
+            by_site: false,
+        };
+        let draft = Draft {
+            asked: &asked,
+            filled: settings.with_defaults(&asked.request),
             settings: &settings,
             inventory: &Inventory::default(),
             gpus: gpus.iter().collect(),
@@ -384,6 +362,9 @@ mod tests {
             meeting: tasks,
             shared: part.is_some(),
             part,
+            bind: Bind::DEFAULT,
+            names: settings.cuda_visible_devices,
+            clients: None,
         };
         let limits = draft.limits().map_err(|refusal| refusal.to_string())?;
         let threads = limits
@@ -421,14 +402,6 @@ mod tests {
                 "MPS_THREADS=30:50.1: the thread percentage is above",
             ),
             (
-                "MPS=on,MPS_REPLICAS=1",
-                "MPS_REPLICAS=1: the thread percentage is above this site's ceiling of 50; allowed: at least 2 replicas",
-            ),
-            (
-                "MPS=on,MPS_REPLICAS=4",
-                "MPS_REPLICAS=4: the memory limit is above this site's ceiling of 10G; allowed: more replicas",
-            ),
-            (
                 "MPS=on,MPS_MEM=11G",
                 "MPS_MEM=11G: the memory limit is above this site's ceiling of 10G; allowed: at most 10G",
             ),
@@ -451,7 +424,6 @@ mod tests {
         }
         for account in [
             "MPS=on,MPS_THREADS=50,MPS_MEM=10G",
-            "MPS=on,MPS_REPLICAS=8",
             "MPS=on,MPS_MEM=12.5%,MPS_THREADS=1",
         ] {
             assert!(
@@ -480,12 +452,7 @@ mod tests {
         assert!(refusal.contains("does not watch"), "{refusal}");
         let by_default = format!("{ignores}[defaults]\nmem = \"job=1G\"");
         assert_eq!(of(&by_default, "MPS=on").as_deref(), Ok("all [1024, 1024]"));
-        for account in [
-            "MPS_MEM=4G",
-            "MPS_MEM=auto",
-            "MPS_MEM=2G:4G",
-            "MPS_REPLICAS=4",
-        ] {
+        for account in ["MPS_MEM=4G", "MPS_MEM=auto", "MPS_MEM=2G:4G"] {
             let told = of("", &format!("MPS=on,{account}")).unwrap();
             assert!(!told.contains("together"), "{account}: {told}");
         }
@@ -568,17 +535,9 @@ mod tests {
             assert_eq!(told.as_deref(), Ok(expected), "{config} {account}");
         }
         let why = "the thread percentage is above the job's share of the GPU, 25; allowed:";
-        for (account, what, allowed) in [
-            ("MPS=on,MPS_THREADS=50", "MPS_THREADS=50", "1 to 25"),
-            ("MPS=on,MPS_THREADS=5:50", "MPS_THREADS=5:50", "1 to 25"),
-            (
-                "MPS=on,MPS_REPLICAS=2",
-                "MPS_REPLICAS=2",
-                "at least 4 replicas",
-            ),
-        ] {
-            let refusal = of(true, &ceiling(50), account).unwrap_err();
-            assert_eq!(refusal, format!("{what}: {why} {allowed}"));
+        for what in ["MPS_THREADS=50", "MPS_THREADS=5:50"] {
+            let refusal = of(true, &ceiling(50), &format!("MPS=on,{what}")).unwrap_err();
+            assert_eq!(refusal, format!("{what}: {why} 1 to 25"));
         }
         // Shards limit nothing by themselves.
         assert_eq!(of(false, "", "MPS=on,MPS_THREADS=50").unwrap(), "50 []");
@@ -625,7 +584,6 @@ mod tests {
             ("", "MPS=on,MPS_MEM=auto", "MPS_MEM=auto"),
             ("", "MPS=on,MPS_MEM=0=25%", "MPS_MEM=0=25%"),
             ("", "MPS=on,MPS_MEM=4G:25%", "MPS_MEM=4G:25%"),
-            ("", "MPS=on,MPS_REPLICAS=4", "MPS_REPLICAS=4"),
             ("[defaults]\nmem = \"25%\"\n", "MPS=on", "MPS_MEM=25%"),
             (size, "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
             (

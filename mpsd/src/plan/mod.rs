@@ -7,123 +7,124 @@ mod gpus;
 mod limits;
 pub mod tasks;
 
+pub use draft::Asked;
+
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::limits::Limits;
 use batch::{Devices, Exclusive, GpuSource, Part, Submission};
+use mpsd_core::bind::Bind;
 use mpsd_core::by_site::BySite;
-use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings};
+use mpsd_core::config::{Cgroup, ComputeModeRule, Settings};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, Record, RecordGpu, RecordState};
-use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
+use mpsd_core::request::{MemoryLimit, Mode, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, JobId, Refusal};
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    pub config: &'a Config,
-    pub node: &'a str,
+    pub settings: &'a Settings,
     pub submission: &'a Submission,
-    /// What its user asked for, as written.
-    pub request: &'a Request,
-    /// How the user wrote it, for messages.
-    pub syntax: Syntax,
-    /// The site asks, and the user did not.
-    pub by_site: bool,
+    pub asked: &'a Asked,
     pub uid: u32,
     pub devices: &'a Devices,
     pub inventory: &'a Inventory,
 }
 
-/// The settings in force for a node with these GPUs, and the plan for the job under them.
+/// The plan for the job.
 ///
 /// # Errors
-/// A refusal; a fault for an unusable configuration, or if a GPU that the scheduler gave is not
-/// there.
-pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
-    let gpus = case.inventory.gpus.iter();
-    let products: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
-    let settings = case.config.for_node(case.node, &products)?;
-    let (shared, part) = sharing(case, &settings);
-    let mut draft = Draft {
-        request: case.request,
-        syntax: case.syntax,
-        filled: settings.with_defaults(case.request),
-        settings: &settings,
-        inventory: case.inventory,
-        gpus: gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?,
-        tasks: case.devices.tasks_on_node.filter(|tasks| *tasks > 0),
-        meeting: None,
-        shared,
-        part,
-    };
+/// A refusal; a fault if a GPU that the scheduler gave is not there.
+pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
+    let mut draft = draft(case)?;
     draft.check_shared()?;
     let mut notes = draft.forget_auto_of_site();
-    let (bind, names) = gpus::binding(&draft)?;
-    if gpus::has_devices(&draft.gpus) && draft.gpus.len() > 1 && draft.filled.mode != Mode::PerGpu {
-        draft.filled.mode = Mode::PerGpu;
-        let note =
-            "one daemon for each MIG device, and one of them for each task: a process sees no more";
-        notes.push(note.to_owned());
-    }
-    if shared && draft.gpus.len() > 1 {
-        draft.filled.mode = Mode::PerGpu;
-    }
-    let per_gpu = draft.filled.mode == Mode::PerGpu;
+    (draft.bind, draft.names) = gpus::binding(&draft)?;
+    notes.extend(draft.separate_daemons());
+    let (bind, per_gpu) = (draft.bind, draft.filled.mode == Mode::PerGpu);
     draft.meeting = draft.tasks_that_meet(|tasks, gpus| bind.most_on_a_gpu(per_gpu, tasks, gpus));
     draft.check_generations()?;
-    let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
-    let clients = draft.gpus.iter().map(clients).min();
-    if case.by_site {
-        auto::expect_unnoticed(&draft, case.devices, clients)?;
+    if case.asked.by_site {
+        auto::expect_unnoticed(&draft, case.devices)?;
     }
-    let too_many_tasks = draft.check_tasks(clients)?;
-    let replicas = draft.filled.replicas.zip(clients);
-    let too_many_replicas = replicas.filter(|(replicas, most)| replicas > most);
-    let too_many_replicas = too_many_replicas.map(|(replicas, most)| {
-        let kind = gpus::kind(&draft.gpus);
-        format!("a {kind} takes {most} MPS clients, not {replicas}")
-    });
+    let too_many_tasks = draft.check_tasks()?;
     let limits = draft.limits()?;
-    let memory_parts = limits.divides_memory_by(&draft.gpus);
-    let job = &case.submission.job;
-    let daemons = match shared {
+    let daemons = match draft.shared {
         true => draft.shared_daemons(case.uid)?,
-        false => draft.daemons(&limits, &settings.paths.job(job)),
+        false => draft.daemons(&limits, &case.settings.paths.job(&case.submission.job)),
     };
-    let filled = &draft.filled;
-    let unranked = without_rank(case, &draft);
-    let warnings = [too_many_tasks, too_many_replicas, unranked];
-    let effects = effects(case, &draft, daemons.len(), &mut notes);
-    let auto = auto::found(case.request, case.devices, &settings);
-    notes.extend(auto.clone());
     let begin = |daemon: &Daemon| draft.shared_plan(case.uid, daemon);
-    let begin_shared = daemons.iter().filter(|_| shared).map(begin).collect();
-    // Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.
-    let alike = products.windows(2).all(|pair| pair[0] == pair[1]);
-    let mut places = draft.gpus.iter().zip(0..);
+    let shared = daemons.iter().filter(|_| draft.shared).map(begin).collect();
+    let effects = effects(case, &draft, daemons.len(), &mut notes);
+    let auto = auto::found(&case.asked.request, case.devices, case.settings);
+    notes.extend(auto.clone());
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
+    let warnings = [too_many_tasks, without_rank(case, &draft)];
     let record = Record {
-        sluid: case.submission.sluid.clone(),
         reason: auto,
         exclusive: effects.iter().any(exclusive),
-        deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
-        per_gpu,
+        warnings: warnings.into_iter().flatten().collect(),
+        ..record(case, &draft, &limits, daemons)
+    };
+    Ok(Plan {
+        record,
+        effects,
         shared,
-        request: Some(case.request.clone()),
-        named: matches!(
-            case.devices.gpus,
-            GpuSource::Listed(_) | GpuSource::Numbered(_)
-        ),
+        minors: minors(draft.gpus.iter().copied()),
+        notes,
+        verify: draft.filled.verify == Some(true),
+        then: draft.filled.plan_lines().collect(),
+    })
+}
+
+fn draft<'a>(case: &Case<'a>) -> Result<Draft<'a>, Failure> {
+    let settings = case.settings;
+    let gpus = gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?;
+    let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
+    let (may_share, part) = may_share(case);
+    Ok(Draft {
+        asked: case.asked,
+        filled: settings.with_defaults(&case.asked.request),
+        settings,
+        inventory: case.inventory,
+        clients: gpus.iter().map(clients).min(),
+        gpus,
+        tasks: case.devices.tasks_on_node.filter(|tasks| *tasks > 0),
+        meeting: None,
+        shared: may_share && case.asked.request.mode != Mode::Own,
+        part,
+        bind: Bind::DEFAULT,
+        names: settings.cuda_visible_devices,
+    })
+}
+
+/// What the job's tasks read of its MPS.
+fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daemon>) -> Record {
+    let (submission, settings, given) = (case.submission, case.settings, &case.devices.gpus);
+    let job = submission.job.clone();
+    let (by_site, shared, filled) = (case.asked.by_site, draft.shared, &draft.filled);
+    let memory_parts = limits.divides_memory_by(&draft.gpus);
+    // Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.
+    let mut pairs = case.inventory.gpus.windows(2);
+    let alike = pairs.all(|pair| pair[0].name == pair[1].name);
+    let mut places = draft.gpus.iter().zip(0..);
+    Record {
+        sluid: submission.sluid.clone(),
+        deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
+        per_gpu: filled.mode == Mode::PerGpu,
+        shared,
+        request: Some(case.asked.request.clone()),
+        named: matches!(given, GpuSource::Listed(_) | GpuSource::Numbered(_)),
         gpus: draft.gpus.iter().map(record_gpu).collect(),
-        devices: case.devices.gpus.to_count(case.inventory),
+        devices: given.to_count(case.inventory),
         daemons,
         rank_threads: limits.rank_threads(shared),
         rank_memory: limits.rank_memory(shared),
         // Nobody watches the memory of a job that its site brought in: it runs as without MPS.
-        job_memory: match case.by_site {
+        job_memory: match by_site {
             true => Vec::new(),
-            false => draft.job_memory(&limits),
+            false => draft.job_memory(limits),
         },
         divided: AutoDivisors {
             threads: draft
@@ -131,39 +132,42 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
                 .filter(|_| filled.threads == Some(Threads::Auto) && !shared),
             memory: memory_parts.filter(|_| filled.memory == Some(MemoryLimit::Auto) && !shared),
         },
-        names: Some(names),
+        names: Some(draft.names),
         same_numbers: alike && places.all(|(gpu, place)| gpu.index == place),
-        bind: Some(bind),
-        clients,
-        by_site: case.by_site.then(|| BySite {
+        bind: Some(draft.bind),
+        clients: draft.clients,
+        by_site: by_site.then(|| BySite {
             tasks: draft.tasks.unwrap_or(0),
-            if_tasks_meet: case.request.mode == Mode::Auto && !shared,
+            if_tasks_meet: case.asked.request.mode == Mode::Auto && !shared,
         }),
-        warnings: warnings.into_iter().flatten().collect(),
-        takes_turns: may_share(case, &settings).0 && !shared,
-        report: filled.report == Some(true) && !case.by_site,
+        takes_turns: may_share(case).0 && !shared,
+        report: filled.report == Some(true) && !by_site,
         // None for an interactive allocation: its user can ask `mpsctl status`, and a step's end is
         // not the job's.
         summary: filled.report.is_none()
-            && !case.by_site
-            && !case.submission.interactive
+            && !by_site
+            && !submission.interactive
             && settings.reports.keep > 0,
-        script: case.submission.script,
-        ..Record::without_mps(job.clone(), case.uid, RecordState::Starting, String::new())
-    };
-    let plan = Plan {
-        record,
-        effects,
-        shared: begin_shared,
-        minors: minors(draft.gpus.iter().copied()),
-        notes,
-        verify: filled.verify == Some(true),
-        then: filled.plan_lines().collect(),
-    };
-    Ok((settings, plan))
+        script: submission.script,
+        ..Record::without_mps(job, case.uid, RecordState::Starting, String::new())
+    }
 }
 
 impl Draft<'_> {
+    /// A process sees one MIG device, and a shared MPS has one GPU: a job with several has a daemon
+    /// for each. A note says so of MIG devices.
+    fn separate_daemons(&mut self) -> Option<String> {
+        let has_devices = gpus::has_devices(&self.gpus);
+        let is_separate = self.gpus.len() < 2 || self.filled.mode == Mode::PerGpu;
+        if is_separate || !(has_devices || self.shared) {
+            return None;
+        }
+        self.filled.mode = Mode::PerGpu;
+        let note =
+            "one daemon for each MIG device, and one of them for each task: a process sees no more";
+        has_devices.then(|| note.to_owned())
+    }
+
     fn daemons(&self, limits: &Limits, paths: &JobPaths) -> Vec<Daemon> {
         let size = match self.filled.mode {
             Mode::PerGpu => 1,
@@ -216,8 +220,8 @@ impl Draft<'_> {
     }
 
     /// More tasks than a GPU takes clients: a warning, because not every task is a client.
-    fn check_tasks(&self, clients: Option<u32>) -> Result<Option<String>, Refusal> {
-        let tasks = self.tasks_that_meet(u32::div_ceil).zip(clients);
+    fn check_tasks(&self) -> Result<Option<String>, Refusal> {
+        let tasks = self.tasks_that_meet(u32::div_ceil).zip(self.clients);
         let Some((tasks, most)) = tasks.filter(|(tasks, most)| tasks > most) else {
             return Ok(None);
         };
@@ -225,7 +229,7 @@ impl Draft<'_> {
         let why =
             format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
         // Without MPS all tasks would run, so `auto` gives none.
-        if self.request.mode == Mode::Auto {
+        if self.asked.request.mode == Mode::Auto {
             let what = format!(
                 "{} tasks on {} {kind}s",
                 self.tasks.unwrap_or(0),
@@ -257,17 +261,11 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
     }
 }
 
-/// Whether the job shares the MPS of its user on its GPUs, and its part of them.
-fn sharing(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
-    let (shared, part) = may_share(case, settings);
-    (shared && case.request.mode != Mode::Own, part)
-}
-
 /// Whether other jobs may use its GPUs, and its part of them.
-fn may_share(case: &Case<'_>, settings: &Settings) -> (bool, Option<Part>) {
+fn may_share(case: &Case<'_>) -> (bool, Option<Part>) {
     match case.devices.exclusive {
         Exclusive::Shared(part) => (true, part),
-        Exclusive::GpusAlone | Exclusive::Unknown => (settings.shared_gpus, None),
+        Exclusive::GpusAlone | Exclusive::Unknown => (case.settings.shared_gpus, None),
     }
 }
 
@@ -285,7 +283,7 @@ fn effects(
     for gpu in &draft.gpus {
         let uuid = gpu.uuid.clone();
         claims.push(Effect::ClaimGpu { gpu: uuid });
-        match why_mode_stays(case, draft.settings, gpu) {
+        match why_mode_stays(case, gpu) {
             None => claims.push(Effect::SetComputeMode {
                 gpu: gpu.uuid.clone(),
                 mode: ComputeMode::ExclusiveProcess,
@@ -308,19 +306,19 @@ fn daemon_effects(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec
         .collect()
 }
 
-fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
-    if case.by_site {
+fn why_mode_stays(case: &Case<'_>, gpu: &Gpu) -> Option<&'static str> {
+    if case.asked.by_site {
         Some("the site gives the job MPS, and its user did not ask")
     } else if gpu.uuid.is_mig() {
         Some("EXCLUSIVE_PROCESS is not for MIG devices")
-    } else if settings.compute_mode != ComputeModeRule::Exclusive {
+    } else if case.settings.compute_mode != ComputeModeRule::Exclusive {
         Some("compute_mode = \"keep\"")
     } else if case.submission.step {
         Some("a step does not change it")
     } else {
         match case.devices.exclusive {
             Exclusive::GpusAlone => None,
-            _ if settings.shared_gpus => Some("shared_gpus = true"),
+            _ if case.settings.shared_gpus => Some("shared_gpus = true"),
             Exclusive::Shared(_) => Some("the scheduler lets jobs share the GPU"),
             Exclusive::Unknown => {
                 Some("the scheduler does not prove that this job alone holds the GPU")

@@ -21,16 +21,11 @@ const HEAD: &str = "\
 /// Its last block: the sections for some nodes.
 const TAIL: &str = "\
 # Sections for some nodes. Every key above may stand in one, tables as 'defaults.threads = 25'. A section needs hosts
-# (names and ranges), product (as 'nvidia-smi -L' prints it, in any case; '*' at the end stands for the rest), or both,
-# which must then both fit. A section with product cannot set a key that is needed before the GPUs are known: run_dir,
-# state_dir, nvml, shared_gpus, defaults.mode, and most of [slurm] and [pbs].
+# (names and ranges).
 #
 #[[node]]
 #hosts = \"gpu[001-100],login1\"
 #compute_mode = \"keep\"
-#
-#[[node]]
-#product = \"NVIDIA H200\"
 #replicas = 7
 #ceilings.mem = \"70G\"
 ";
@@ -129,18 +124,6 @@ pub fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{SECTIONS, TAIL};
-
-    #[test]
-    fn the_file_names_the_keys_that_no_product_may_set() {
-        let open = |name: &&str| ["slurm", "pbs"].contains(name);
-        let sections = SECTIONS.iter().filter(|section| !open(&section.name));
-        for row in sections.flat_map(|section| section.rows) {
-            let named = TAIL.split([' ', ',', '\n']).any(|word| word == row.name);
-            assert_eq!(row.early, named, "{}", row.name);
-        }
-    }
-
     #[test]
     fn every_key_of_the_shipped_file_is_on_the_page() {
         let file = include_str!("../../../etc/mpsd/mpsd.toml");

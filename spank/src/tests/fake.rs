@@ -4,7 +4,7 @@
 use crate::handle::{Context, Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::plugin::{self, Callback};
 use crate::state::PluginState;
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
@@ -305,9 +305,9 @@ impl FakeNode {
 
     /// A node whose configuration holds `keys` of `[slurm]`.
     pub fn under(keys: &str) -> Self {
-        let config = Config::parse(&format!("[slurm]\n{keys}")).unwrap();
+        let settings = Settings::parse(&format!("[slurm]\n{keys}"), "n1").unwrap();
         Self {
-            settings: Some(config.for_node("n1", &[]).unwrap()),
+            settings: Some(settings),
             ..Self::default()
         }
     }

@@ -4,9 +4,9 @@
 use super::{Node, World, paths};
 use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
-use mpsd::plan::decide;
 use mpsd::plan::effects::Plan;
-use mpsd_core::config::{Config, Settings};
+use mpsd::plan::{Asked, decide};
+use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
 use mpsd_core::{
@@ -242,8 +242,7 @@ impl Scenario {
     }
 
     pub fn settings(&self) -> Settings {
-        let config = Config::parse(self.config).expect("the scenario's configuration");
-        config.for_node(NODE, &[]).expect("its settings")
+        Settings::parse(self.config, NODE).expect("the scenario's configuration")
     }
 
     pub fn job(&self) -> Result<Job, Failure> {
@@ -251,10 +250,12 @@ impl Scenario {
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
         Ok(Job {
             submission: self.submission(),
-            request,
-            syntax: Syntax::Account,
-            by_site: self.by_site,
-            config: Config::parse(self.config).expect("the scenario's configuration"),
+            asked: Asked {
+                request,
+                syntax: Syntax::Account,
+                by_site: self.by_site,
+            },
+            config: DEFAULT_PATH.into(),
             settings: self.settings(),
             user: User {
                 name: "alice".to_owned(),
@@ -295,7 +296,7 @@ impl Scenario {
 
     pub fn plan(&self) -> Result<Plan, Failure> {
         let job = self.job()?;
-        decide(&job.case(&self.devices, &self.inventory)).map(|(_, plan)| plan)
+        decide(&job.case(&self.devices, &self.inventory))
     }
 }
 

@@ -10,7 +10,6 @@ const REMARK: &str = "remark-";
 const LONGEST: usize = 64 * 1024;
 const MOST: usize = 1000;
 
-/// One drain of ours.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Marker {
     pub version: u32,

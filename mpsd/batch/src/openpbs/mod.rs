@@ -380,10 +380,10 @@ fn chunks(vnodes: &str) -> Vec<&str> {
 /// `nodeb:15002/0*8` becomes `nodeb[gpubox]`. `hosts` has one for each chunk (attribute
 /// `exec_host2`). `None`: it has not.
 fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
-    if hosts.is_empty() {
+    let (chunks, names): (_, Vec<&str>) = (chunks(vnodes), hosts.split('+').collect());
+    if hosts.is_empty() || chunks.len() != names.len() {
         return None;
     }
-    let (chunks, hosts): (_, Vec<&str>) = (chunks(vnodes), hosts.split('+').collect());
     let renamed = |(chunk, host): (&&str, &&str)| {
         let host = host.split([':', '/']).next().unwrap_or_default();
         let part = |(name, part): (&str, &str)| match same_node(name, host) {
@@ -395,15 +395,8 @@ fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
         };
         format!("({})", parts(chunk).map(part).collect::<Vec<_>>().join("+"))
     };
-    let is_paired = chunks.len() == hosts.len();
-    is_paired.then(|| {
-        chunks
-            .iter()
-            .zip(&hosts)
-            .map(renamed)
-            .collect::<Vec<_>>()
-            .join("+")
-    })
+    let renamed: Vec<String> = chunks.iter().zip(&names).map(renamed).collect();
+    Some(renamed.join("+"))
 }
 
 /// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host

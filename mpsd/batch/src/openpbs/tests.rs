@@ -170,6 +170,7 @@ fn a_chunk_is_where_its_host_is() {
         ),
         ("(gpubox:ngpus=2)", "nodea:15002/0", (0, None)),
         ("(gpubox:ngpus=2)", "", (0, None)),
+        ("(gpubox:ngpus=2)", "nodeb:15002/0+nodea:15002/0", (0, None)),
     ] {
         let mut call = hooked(vnodes, "excl", "2:mpiprocs=4");
         call.given.hosts = Some(hosts.into());

@@ -84,18 +84,7 @@ impl Installation {
         host.run(&self.program(name, host)?, arguments, &[], deadline)
     }
 
-    /// [`Self::run`], but the command runs as the user nobody.
-    pub fn run_as_nobody(
-        &self,
-        name: &str,
-        arguments: &[&str],
-        deadline: Duration,
-        host: &dyn Host,
-    ) -> Result<Answer, String> {
-        host.run_as_nobody(&self.program(name, host)?, arguments, deadline)
-    }
-
-    fn program(&self, name: &str, host: &dyn Host) -> Result<PathBuf, String> {
+    pub fn program(&self, name: &str, host: &dyn Host) -> Result<PathBuf, String> {
         let mut candidates = self.commands.iter().map(|dir| dir.join(name));
         let found = candidates.find(|path| host.executable(path));
         found.ok_or_else(|| {
@@ -132,6 +121,10 @@ impl Installation {
         self.home.join("mom_priv")
     }
 
+    fn jobs(&self) -> PathBuf {
+        self.mom_priv().join("jobs")
+    }
+
     /// The batch script of a job that begins on this node, empty for an interactive one; `None`:
     /// another node has it.
     pub fn script(&self, submission: &Submission) -> Option<String> {
@@ -139,7 +132,7 @@ impl Installation {
     }
 
     pub fn script_of(&self, job: &JobId) -> String {
-        let file = self.mom_priv().join("jobs").join(format!("{job}.SC"));
+        let file = self.jobs().join(format!("{job}.SC"));
         by_site::text_of(&file).unwrap_or_default()
     }
 
@@ -151,20 +144,15 @@ impl Installation {
         self.mom_priv().join("config")
     }
 
-    pub fn job_file(&self, job: &JobId) -> PathBuf {
-        self.mom_priv().join("jobs").join(format!("{job}.JB"))
-    }
-
     /// The mom's file of a job; Torque's of the subjob `57[1].srv` is `57-1.srv.JB`.
     fn job_files(&self, job: &JobId) -> [PathBuf; 2] {
         let torques = job.as_str().replace('[', "-").replace(']', "");
-        let file = self.job_file(job);
-        [file.with_file_name(format!("{torques}.JB")), file]
+        [&torques, job.as_str()].map(|name| self.jobs().join(format!("{name}.JB")))
     }
 
     /// A job that this mom runs beside `job`, by its own files.
     pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
-        let (own, dir) = (self.job_files(job), self.mom_priv().join("jobs"));
+        let (own, dir) = (self.job_files(job), self.jobs());
         let names = host
             .names(&dir)
             .map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
@@ -172,12 +160,8 @@ impl Installation {
         let mut others =
             files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
         let other = others.find(|file| !self.has_ended(file, host));
-        Ok(other.map(|file| {
-            file.file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
-        }))
+        let id = |file: PathBuf| Some(file.file_stem()?.to_string_lossy().into_owned());
+        Ok(other.and_then(id))
     }
 
     /// Whether the processes of the job with this file have ended. Its file stays until the server
@@ -281,6 +265,23 @@ mod tests {
             ["vm.a.org", "vm"]
         );
         assert_eq!(named(torque, "/home/other", ""), [""; 0]);
+    }
+
+    #[test]
+    fn a_jobs_own_file_is_none_of_another_job() {
+        let file = "/home/mom_priv/jobs/57-1.srv.JB";
+        let runs = format!("/usr/local/bin/printjob {file}");
+        let host = TextHost::default().file(file, "");
+        let host = host.command(&runs, 0, "substate: 0x2a (42)\n");
+        let location = Location {
+            home: Some("/home".into()),
+            ..Location::default()
+        };
+        let pbs = Installation::find(&crate::torque::PRODUCT, &location, &host);
+        let beside = |job| pbs.other_job(&JobId::parse(job).unwrap(), &host);
+        assert_eq!(beside("57[1].srv"), Ok(None));
+        assert_eq!(beside("57-1.srv"), Ok(None));
+        assert_eq!(beside("57[2].srv"), Ok(Some("57-1.srv".to_owned())));
     }
 
     #[test]

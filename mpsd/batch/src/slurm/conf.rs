@@ -30,7 +30,7 @@ pub fn is_fetched(file: &Path) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
     pub file: PathBuf,
-    lines: Vec<Line>,
+    pub(super) lines: Vec<Line>,
 }
 
 impl Conf {
@@ -42,6 +42,11 @@ impl Conf {
         let file = named.or_else(usual).ok_or_else(none)?.to_owned();
         let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
         Ok(Self { file, lines })
+    }
+
+    /// The lines of the file `name` in the same directory; none if there is no file.
+    pub fn beside(&self, name: &str, host: &dyn Host) -> Result<Vec<Line>, String> {
+        read(&self.file.with_file_name(name), host).map(Option::unwrap_or_default)
     }
 
     pub fn value(&self, key: &str) -> Option<&str> {
@@ -131,7 +136,7 @@ pub fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
     lines.iter().rev().find_map(|line| line.value(key))
 }
 
-pub fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
+fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
     collect(file, file.parent().unwrap_or(Path::new("/")), host, DEEPEST)
 }
 

@@ -3,7 +3,7 @@
 use super::installation::Installation;
 use crate::control::{Controller, NodeStatus, Requeued};
 use mpsd_core::JobId;
-use mpsd_core::text::one_line;
+use mpsd_core::text::{is_digits, one_line};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -239,11 +239,10 @@ impl SlurmNode {
 fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    if id == job && (name == job || behind('+').is_some_and(is_number)) {
+    if id == job && (name == job || behind('+').is_some_and(is_digits)) {
         return Some(job.to_owned());
     }
-    (id == job && behind('_').is_some_and(is_number)).then(|| name.to_owned())
+    (id == job && behind('_').is_some_and(is_digits)).then(|| name.to_owned())
 }
 
 /// `4711  RUNNING  2  the user's comment  4711`.

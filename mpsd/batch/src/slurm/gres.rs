@@ -5,7 +5,7 @@
 //! `_merge_system_gres_conf`, `gres_use_local_device_index`) and compared with `slurmd -G` by the
 //! cells `slurm::devices_list`.
 
-use super::conf::{self, Line, is_fetched, last};
+use super::conf::{Conf, Line, is_fetched, is_on, last};
 use super::numbers::{DeviceFile, List, Order};
 use super::slurmd::Slurmd;
 use crate::host::Host;
@@ -44,68 +44,70 @@ pub struct Gres {
     pub shards_of_each: Option<u32>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Granted {
-    kind: Option<String>,
-    count: usize,
+/// What slurm.conf grants to a node.
+#[derive(Debug, Default)]
+struct Granted<'l> {
+    /// A count for each type of GPU.
+    gpus: Vec<(Option<&'l str>, usize)>,
+    shards: usize,
+}
+
+impl Granted<'_> {
+    fn gpu_count(&self) -> usize {
+        self.gpus.iter().map(|(_, count)| count).sum()
+    }
 }
 
 impl Gres {
-    /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
-    pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Result<Self, String> {
-        let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node);
+    /// Reads the files beside slurm.conf, for the node that it calls `node`.
+    pub fn read(conf: &Conf, node: &str, host: &dyn Host) -> Result<Self, String> {
+        let slurmd = Slurmd::find(node, Some(&conf.file)).filter(Slurmd::is_of_node);
         let dynamic = slurmd.as_ref().and_then(|slurmd| slurmd.dynamic.as_deref());
         let mut gres = Self::of(conf, node, dynamic, host)?;
-        gres.outdated = slurmd.and_then(|slurmd| outdated(conf, &slurmd));
+        gres.outdated = slurmd.and_then(|slurmd| outdated(&conf.file, &slurmd));
         gres.unshared &= gres.outdated.is_none();
         Ok(gres)
     }
 
     /// The same for a slurmd that began afterwards, with the words of a dynamic node's line.
     pub fn of(
-        conf: &Path,
+        conf: &Conf,
         node: &str,
         dynamic: Option<&str>,
         host: &dyn Host,
     ) -> Result<Self, String> {
-        let beside = |name: &str| {
-            conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default)
-        };
-        let mut slurm =
-            conf::read(conf, host)?.ok_or_else(|| format!("no '{}'", conf.display()))?;
-        slurm.extend(dynamic.map(|words| Line::of_node(conf, node, words)));
-        let (gres, cgroup) = (beside("gres.conf")?, beside("cgroup.conf").ok());
-        let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
-            lines.iter().filter_map(|line| line.value(key)).any(fits)
-        };
+        let gres = conf.beside("gres.conf", host)?;
+        let is_shared = |line: &Line| line.is("Name", "shard") || line.is("Name", "mps");
+        let values = |key: &'static str| gres.iter().filter_map(move |line| line.value(key));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let mut flags = gres
             .iter()
             .filter(|line| line.is_for(node))
             .filter_map(|line| line.value("Flags"));
-        let has = |name: &str| last(&slurm, "GresTypes").is_some_and(|types| names(types, &[name]));
-        let count = |name| {
-            granted(&slurm, node, name).map_or(0, |all| all.iter().map(|one| one.count).sum())
+        let has = |name| conf.lists("GresTypes", name);
+        let (has_mps, has_shards) = (has("mps"), has("shard"));
+        let dynamic = dynamic.map(|words| Line::of_node(&conf.file, node, words));
+        let granted = granted(conf.lines.iter().chain(&dynamic), node);
+        let list = match &granted {
+            Ok(granted) => list(granted, &gres, node, host),
+            Err(why) => Err(why.clone()),
         };
-        let shards = count("shard");
-        let shards_of_each = shards_of_each(&gres, node, shards, count("gpu"));
-        let granted = granted(&slurm, node, "gpu").unwrap_or_default();
-        let mut types = gres.iter().filter_map(|line| line.value("Type"));
+        let granted = granted.unwrap_or_default();
+        let mut types = values("Type");
         let first = types.next();
         Ok(Self {
-            confined: confined(&slurm, cgroup.as_deref()),
+            list: list.unwrap_or_else(List::Unknown),
+            confined: confined(conf, host),
+            by_uuid: values("Flags").any(|flags| flags.contains("env_uuid")),
             unnamed: flags.any(leaves),
-            by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
-            several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
-            grants: !granted.is_empty(),
-            unshared: !any(&slurm, "GresTypes", names_a_share)
-                && !any(&gres, "Name", names_a_share),
-            has_mps: has("mps"),
-            has_shards: has("shard"),
-            shards: u32::try_from(shards).unwrap_or(u32::MAX),
-            shards_of_each,
-            list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
+            several_types: granted.gpus.len() > 1 || types.any(|other| Some(other) != first),
+            grants: !granted.gpus.is_empty(),
             outdated: None,
+            unshared: !has_mps && !has_shards && !gres.iter().any(is_shared),
+            has_mps,
+            has_shards,
+            shards: u32::try_from(granted.shards).unwrap_or(u32::MAX),
+            shards_of_each: shards_of_each(&gres, node, &granted),
         })
     }
 }
@@ -122,29 +124,16 @@ fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
         .then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
 }
 
-fn names_a_share(value: &str) -> bool {
-    names(value, &["shard", "mps"])
-}
-
-fn names(list: &str, words: &[&str]) -> bool {
-    list.split(',').any(|name| is_one_of(name.trim(), words))
-}
-
-fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
-    let plugin = last(slurm, "TaskPlugin").unwrap_or_default();
+fn confined(conf: &Conf, host: &dyn Host) -> Option<bool> {
+    let plugin = conf.value("TaskPlugin").unwrap_or_default();
     if !plugin.contains("cgroup") {
         return Some(false);
     }
-    let constrain = last(cgroup?, "ConstrainDevices").unwrap_or("no");
-    Some(conf::is_on(constrain))
+    let cgroup = conf.beside("cgroup.conf", host).ok()?;
+    Some(last(&cgroup, "ConstrainDevices").is_some_and(is_on))
 }
 
-fn is_one_of(text: &str, words: &[&str]) -> bool {
-    words.iter().any(|word| text.eq_ignore_ascii_case(word))
-}
-
-fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
-    let mut granted = granted(slurm, node, "gpu")?;
+fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
     // Lines that begin with Name come before those that begin with NodeName, in any order in the
     // file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
@@ -167,7 +156,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
     let others = ["rsmi", "oneapi", "nrt"];
     let order = match how.as_ref().map(|(place, how)| (place, how.as_str())) {
-        None | Some((_, "off")) => return Ok(List::Files(merged(&mut granted, &lines, host)?)),
+        None | Some((_, "off")) => return Ok(List::Files(merged(&granted.gpus, &lines, host)?)),
         // The first of these words that it contains (26.05: `_handle_autodetect_flags`).
         Some((_, how)) if how.contains("full") => Order::Either,
         Some((_, how)) if how.contains("nvml") => Order::Bus,
@@ -183,7 +172,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     for line in lines.iter().filter(|line| line.value("File").is_some()) {
         only.extend(files(line, host)?);
     }
-    let count = granted.iter().map(|granted| granted.count).sum();
+    let count = granted.gpu_count();
     let partly = !only.is_empty() && only.len() == count;
     Ok(List::Found {
         count,
@@ -196,7 +185,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
 /// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to
 /// its count. Any line fits a kind without a type.
 fn merged(
-    granted: &mut [Granted],
+    granted: &[(Option<&str>, usize)],
     lines: &[&Line],
     host: &dyn Host,
 ) -> Result<Vec<DeviceFile>, String> {
@@ -205,16 +194,16 @@ fn merged(
         left.push((line, files(line, host)?));
     }
     let mut all = Vec::new();
-    for kind in granted {
-        let named = kind.kind.as_deref();
-        let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
-        while kind.count > 0 {
+    for (kind, count) in granted {
+        let fits = |line: &Line| kind.is_none_or(|kind| line.is("Type", kind));
+        let mut missing = *count;
+        while missing > 0 {
             let at = left.iter().position(|(line, _)| fits(line));
             let Some((_, mut files)) = at.map(|at| left.remove(at)) else {
                 break;
             };
-            files.truncate(kind.count);
-            kind.count -= files.len();
+            files.truncate(missing);
+            missing -= files.len();
             all.extend(files);
         }
     }
@@ -224,10 +213,10 @@ fn merged(
     Ok(all)
 }
 
-/// `Gres=gpu:a100:4(S:0),gpu:2` of the node's line in slurm.conf.
-fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, String> {
+/// `Gres=gpu:a100:4(S:0),gpu:2,shard:8` of the node's line in slurm.conf.
+fn granted<'l>(slurm: impl Iterator<Item = &'l Line>, node: &str) -> Result<Granted<'l>, String> {
     let (mut default, mut found) = (None, None);
-    for line in slurm.iter().filter(|line| line.is_about("NodeName")) {
+    for line in slurm.filter(|line| line.is_about("NodeName")) {
         let names = line.value("NodeName").unwrap_or_default();
         let gres = line.value("Gres");
         if names.eq_ignore_ascii_case("DEFAULT") {
@@ -238,36 +227,38 @@ fn granted(slurm: &[Line], node: &str, name: &str) -> Result<Vec<Granted>, Strin
     }
     let gres = found.ok_or_else(|| format!("slurm.conf has no line for node '{node}'"))?;
     let gres = gres.ok_or_else(|| format!("slurm.conf grants node '{node}' no Gres"))?;
-    let mut all: Vec<Granted> = Vec::new();
+    let mut granted = Granted::default();
     for entry in parts(gres, ['(', ')']) {
         let parts = entry.split('(').next().unwrap_or_default().split(':');
-        let parts: Vec<&str> = parts
-            .filter(|part| !is_one_of(part, &["no_consume"]))
-            .collect();
+        let mut parts = parts.filter(|part| !part.eq_ignore_ascii_case("no_consume"));
+        let name = parts.next().unwrap_or_default().trim().to_ascii_lowercase();
+        if !["gpu", "shard"].contains(&name.as_str()) {
+            continue;
+        }
         let wrong = || format!("Gres={gres} of node '{node}'");
-        let (kind, count) = match parts[..] {
-            [other, ..] if !is_one_of(other.trim(), &[name]) => continue,
-            [] => continue,
-            [_] => (None, 1),
-            [_, one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
-            [_, kind, count] => (Some(kind), count.parse().map_err(|_| wrong())?),
+        let (kind, count) = match parts.collect::<Vec<_>>()[..] {
+            [] => (None, 1),
+            [one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
+            [kind, count] => (Some(kind), count.parse().map_err(|_| wrong())?),
             _ => return Err(wrong()),
         };
-        let kind = kind.map(str::to_owned);
-        match all.iter_mut().find(|other| other.kind == kind) {
-            Some(same) => same.count += count,
-            None => all.push(Granted { kind, count }),
+        let mut gpus = granted.gpus.iter_mut();
+        match gpus.find(|(other, _)| *other == kind) {
+            _ if name == "shard" => granted.shards += count,
+            Some((_, sum)) => *sum += count,
+            None => granted.gpus.push((kind, count)),
         }
     }
-    Ok(all)
+    Ok(granted)
 }
 
 /// Slurm deals the shards of a line without `File` out evenly.
-fn shards_of_each(gres: &[Line], node: &str, shards: usize, gpus: usize) -> Option<u32> {
+fn shards_of_each(gres: &[Line], node: &str, granted: &Granted<'_>) -> Option<u32> {
     let mut lines = gres
         .iter()
         .filter(|line| line.is_for(node) && line.is("Name", "shard"));
-    let each = shards.checked_div(gpus).filter(|each| *each > 0)?;
+    let each = granted.shards.checked_div(granted.gpu_count());
+    let each = each.filter(|each| *each > 0)?;
     let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());
     lines.all(even).then(|| u32::try_from(each).ok())?
 }

@@ -9,7 +9,7 @@ use super::installation::Installation;
 use super::slurmd;
 use crate::control::{JobState, KnownJobs};
 use mpsd_core::JobId;
-use mpsd_core::text::one_line;
+use mpsd_core::text::{is_digits, one_line};
 use mpsd_sys::process::{Process, ProcessTable};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,7 +93,7 @@ impl SqueueAnswer {
         let mut shown: BTreeMap<&str, &str> = BTreeMap::new();
         for line in words(jobs) {
             let (raw, display) = line.split_once('|').ok_or_else(|| not_understood(line))?;
-            if raw.is_empty() || !raw.bytes().all(|b| b.is_ascii_digit()) {
+            if !is_digits(raw) {
                 return Err(not_understood(line));
             }
             node.jobs.insert(raw.to_owned());

@@ -29,9 +29,9 @@ use mpsd_core::environment::THREADS;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
-use mpsd_core::text::{is_word, one_line};
+use mpsd_core::text::{is_digits, is_word, one_line};
 use numbers::{List, Number, Numbers};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use trial::SRUN;
 
@@ -97,10 +97,10 @@ impl BatchSystem for Slurm {
     fn devices(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let is_step = step(input).is_some();
         let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
-        let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
         let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
-        let conf =
-            conf.ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+        let conf = (input.env)("SLURM_CONF")
+            .ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned())
+            .and_then(|conf| Conf::find(Some(conf.as_ref()), host));
         let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
         let exclusive = exclusive(input, gres.as_ref().ok(), &node);
         let gpus = gpus(input, scope, gres, &node);
@@ -205,7 +205,7 @@ fn step(input: &Input<'_>) -> Option<String> {
         return None;
     }
     let id = (input.env)("SLURM_STEP_ID").or_else(|| (input.env)("SLURM_STEPID"))?;
-    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
+    is_digits(&id).then_some(id)
 }
 
 fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) -> GpuSource {

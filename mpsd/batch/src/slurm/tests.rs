@@ -1,5 +1,6 @@
 //! The recorded environments of Slurm, and what we read from them.
 
+use super::conf::Conf;
 use super::gres::Gres;
 use crate::call::{Program, UserRef};
 use crate::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
@@ -51,8 +52,13 @@ fn slurm_prolog_epilog_and_step() {
         (d.exclusive, d.tasks_on_node),
         (Exclusive::GpusAlone, Some(3))
     );
-    call.host = TextHost::default().file(CONF, "gresTypes=gpu,Shard # both\n");
-    assert_eq!(call.devices().exclusive, Exclusive::Unknown);
+    for (conf, gres) in [
+        ("gresTypes=gpu,Shard # both\n", ""),
+        ("GresTypes=gpu\n", "Name=mps Count=100\n"),
+    ] {
+        call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
+        assert_eq!(call.devices().exclusive, Exclusive::Unknown, "{conf}");
+    }
 
     let step = environment(&[
         ("SLURM_STEP_ID", "3"),
@@ -254,7 +260,9 @@ fn types_in_the_order_of_slurm_conf() {
     case.granted("gpu:a:1,gpu:b:1").is(&[1], &[1]);
     let untyped =
         two.gres("Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n");
-    untyped.granted("gpu:2").jobs("0").is(&[1], &[0]);
+    for granted in ["gpu:2", "gpu:1,gpu:1"] {
+        untyped.granted(granted).jobs("0").is(&[1], &[0]);
+    }
 }
 
 #[test]
@@ -319,7 +327,8 @@ fn a_dynamic_nodes_words_are_its_line() {
             "GresTypes=gpu\nTaskPlugin=task/cgroup\nNodeName=n2 Gres=gpu:1\n",
         )
         .file(GRES, "Name=gpu File=/dev/nvidia[0-1]\n");
-    let read = |words: Option<&str>| Gres::of(CONF.as_ref(), "n1", words, &host).unwrap();
+    let conf = Conf::find(Some(CONF.as_ref()), &host).unwrap();
+    let read = |words: Option<&str>| Gres::of(&conf, "n1", words, &host).unwrap();
     let none = read(None);
     assert!(
         !none.grants

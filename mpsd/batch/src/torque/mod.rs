@@ -213,7 +213,7 @@ impl BatchSystem for Torque {
              mps_shares {total}\n\
              # maui.cfg, for Maui\n\
              NODECFG[{node}] GRES=mps_shares:{total}\n\
-             # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_REPLICAS=N\n\
+             # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_THREADS=P\n\
              # the scheduler counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
         )
     }
@@ -248,10 +248,9 @@ fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
 
 /// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
 fn resources(input: &Input<'_>) -> String {
-    let number = if input.program == Program::Prologue {
-        5
-    } else {
-        6
+    let number = match input.program {
+        Program::Prologue => 5,
+        Program::Epilogue => 6,
     };
     let argument = input.argument(number);
     argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())

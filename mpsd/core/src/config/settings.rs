@@ -24,8 +24,6 @@ pub struct Row {
     pub text: &'static [&'static str],
     /// A value for the file's comment, if there is no default.
     pub example: Option<&'static str>,
-    /// It is needed before NVML answers, so it cannot depend on a GPU's product.
-    pub early: bool,
     pub(super) read: fn(&mut Settings, &Entry<'_>) -> Result<(), ConfigError>,
     written: fn(&Settings) -> Option<String>,
 }
@@ -49,13 +47,12 @@ pub struct Section {
     pub rows: &'static [Row],
 }
 
-/// `[early] field as "key": Type = default => example, parser;`. `[early]`, `as "key"`, the example
-/// and the parser are optional; `values` has each type's usual parser. Fields behind `+` are no
-/// keys.
+/// `field as "key": Type = default => example, parser;`. `as "key"`, the example and the parser are
+/// optional; `values` has each type's usual parser. Fields behind `+` are no keys.
 macro_rules! settings {
     ($(
         $(#[doc = $about:literal])* $name:ident $section:tt $(+ { $($(#[doc = $other_text:literal])* $other:ident: $other_type:ty,)+ })? {
-            $($(#[doc = $text:literal])* $([$early:ident])? $field:ident $(as $key:literal)?: $type:ty
+            $($(#[doc = $text:literal])* $field:ident $(as $key:literal)?: $type:ty
                 = $default:expr $(=> $example:literal)? $(, $read:path)?;)+
         }
     )+) => {
@@ -92,7 +89,6 @@ macro_rules! settings {
                 name: settings!(@name $section $field $($key)?),
                 text: &[$($text),*],
                 example: settings!(@some $($example)?),
-                early: settings!(@early $($early)?),
                 read: |settings, entry| {
                     settings!(@part settings $section).$field = settings!(@read entry $($read)?)?;
                     Ok(())
@@ -110,8 +106,6 @@ macro_rules! settings {
     (@part $settings:ident [$section:ident]) => { $settings.$section };
     (@some) => { None };
     (@some $example:literal) => { Some(stringify!($example)) };
-    (@early) => { false };
-    (@early early) => { true };
     (@read $entry:ident) => { Value::read($entry) };
     (@read $entry:ident $read:path) => { $read($entry) };
 }
@@ -137,8 +131,8 @@ settings! {
         /// /etc/profile.d/mpsd.{sh,csh} too, and add a new run_dir or state_dir to ReadWritePaths
         /// of mpsd-boot, mpsd-reconcile and mpsd-metrics.service ('systemctl edit'). A new state_dir
         /// has none of the earlier drains and reports.
-        [early] run_dir: PathBuf = "/run/mpsd".into();
-        [early] state_dir: PathBuf = "/var/lib/mpsd".into();
+        run_dir: PathBuf = "/run/mpsd".into();
+        state_dir: PathBuf = "/var/lib/mpsd".into();
 
         /// NVIDIA's control daemon. The file must belong to root, and others must not be able to
         /// write it.
@@ -146,7 +140,7 @@ settings! {
 
         /// NVIDIA's management library: a name for the system's loader, or the absolute path of a
         /// file that belongs to root.
-        [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Entry::library;
+        nvml: String = "libnvidia-ml.so.1".to_owned(), Entry::library;
 
         /// "exclusive": set a GPU to EXCLUSIVE_PROCESS for the job if the job provably has it
         /// alone, its mode is DEFAULT, and no other process uses it. A client that misses the
@@ -165,7 +159,7 @@ settings! {
         /// true: the scheduler gives a GPU of this node to several jobs at once, and does not say
         /// so. (Slurm's shards and Torque's gpus=1:shared say so.) The jobs with MPS of one user on
         /// a GPU then share one MPS.
-        [early] shared_gpus: bool = false;
+        shared_gpus: bool = false;
 
         /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60
         /// from 590 on (CUDA 13.1). GPUs before Volta always take 16.
@@ -224,7 +218,7 @@ settings! {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
         /// "auto": MPS if the job has more tasks on the node than GPUs, or a GPU that jobs share;
         /// else the job is as if there were no mpsd. "on", "per-gpu", "own": always.
-        [early] mode: Mode = Mode::Auto;
+        mode: Mode = Mode::Auto;
 
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
@@ -242,17 +236,17 @@ settings! {
     /// exec is the directory with Slurm's bin and sbin, conf is slurm.conf. Not set: those of the
     /// slurmd that runs on the node.
     Slurm [slurm] {
-        [early] exec: Option<PathBuf> = None => "/opt/slurm";
-        [early] conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
+        exec: Option<PathBuf> = None => "/opt/slurm";
+        conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
 
         /// What waits until a job's MPS is proved ready. "task": under srun each task waits before
         /// it starts, and the prolog returns at once, so srun starts earlier; under sbatch and
         /// salloc the prolog waits. "prolog": the prolog always waits.
-        [early] wait: Wait = Wait::Task;
+        wait: Wait = Wait::Task;
 
         /// Requeue a batch job if its MPS did not start for a cause that is not provably the
         /// node's.
-        [early] requeue: bool = true;
+        requeue: bool = true;
 
         /// Hold the job instead after so many failed starts, with the reason in its comment and a
         /// note in the node's comment. The job's comment counts them; if it has several lines or no
@@ -262,31 +256,31 @@ settings! {
         /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with --gres=mps:N;
         /// jobs with this feature among their constraints; jobs in one of these partitions.
         /// '--mps=off' keeps a job out. Not set: none.
-        [early] auto_gres: bool = false;
-        [early] auto_constraint: Option<String> = None => "mps";
-        [early] auto_partitions: Vec<String> = Vec::new();
+        auto_gres: bool = false;
+        auto_constraint: Option<String> = None => "mps";
+        auto_partitions: Vec<String> = Vec::new();
     }
 
     /// The home and exec directories of PBS, and the node's name in PBS. Not set: mpsd finds them.
     Pbs [pbs] {
-        [early] home: Option<PathBuf> = None => "/var/spool/pbs";
-        [early] exec: Option<PathBuf> = None => "/opt/pbs";
-        [early] node: Option<String> = None => "node17";
+        home: Option<PathBuf> = None => "/var/spool/pbs";
+        exec: Option<PathBuf> = None => "/opt/pbs";
+        node: Option<String> = None => "node17";
 
         /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with GPUs in one of
         /// these execution queues. 'MPS=off' keeps a job out. After a change run 'mpsctl pbs
         /// install' again: its scripts, or its hook, ask for the jobs of these queues.
-        [early] auto_queues: Vec<String> = Vec::new();
+        auto_queues: Vec<String> = Vec::new();
 
         /// Projects of the site that are written like a request, in accounts (qsub -A). Without
         /// this a job with the account "mps" is refused, because its user may have meant "MPS=on".
-        [early] projects: Vec<String> = Vec::new();
+        projects: Vec<String> = Vec::new();
 
         /// A job with tasks that could run outside its MPS without a message, because TM starts
         /// them (pbsdsh, mpirun on several nodes): on Torque without our $job_starter. 'mpsctl pbs
         /// check' names these nodes. "warn": a line in the job's error file says that such tasks
         /// need 'mpsctl exec -- COMMAND'. "refuse": the job gets no MPS, and is told so.
-        [early] unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
+        unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
     }
 
     Drain [drain] {
@@ -330,18 +324,15 @@ impl Settings {
     /// The request with the site's defaults for what it leaves open.
     pub fn with_defaults(&self, request: &Request) -> Request {
         let mut whole = request.clone();
-        if !request.is_on() {
-            return whole;
+        if request.is_on() {
+            whole.fill(&Request {
+                threads: self.defaults.threads.clone(),
+                memory: self.defaults.memory.clone(),
+                report: self.defaults.report,
+                bind: self.defaults.bind,
+                ..Request::default()
+            });
         }
-        let is_shared = request.replicas.is_some();
-        let defaults = self.defaults.clone();
-        whole.fill(&Request {
-            threads: defaults.threads.filter(|_| !is_shared),
-            memory: defaults.memory.filter(|_| !is_shared),
-            report: defaults.report,
-            bind: defaults.bind,
-            ..Request::default()
-        });
         whole
     }
 

@@ -3,15 +3,15 @@ use super::*;
 const SHIPPED: &str = include_str!("../../../../etc/mpsd/mpsd.toml");
 
 fn settings(text: &str) -> Settings {
-    parsed(text).for_node("n1", &[]).unwrap()
+    settings_of("n1", text)
 }
 
-fn parsed(text: &str) -> Config {
-    Config::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+fn settings_of(node: &str, text: &str) -> Settings {
+    Settings::parse(text, node).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 fn error(text: &str) -> String {
-    match Config::parse(text) {
+    match Settings::parse(text, "n1") {
         Err(error) => error.to_string(),
         Ok(_) => panic!("accepted: {text}"),
     }
@@ -62,14 +62,16 @@ fn the_shipped_file_changes_nothing_and_documents_every_key() {
 
 #[test]
 fn the_shipped_examples_are_what_they_say() {
-    let config = parsed(&uncommented());
-    let gpu = config.for_node("gpu042", &[]).unwrap();
+    let gpu = settings_of("gpu042", &uncommented());
     assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
-    let h200 = config.for_node("other", &["NVIDIA H200"]).unwrap();
-    let rules = (h200.compute_mode, h200.replicas);
-    assert_eq!(rules, (ComputeModeRule::Exclusive, Some(7)));
-    assert_eq!(h200.ceilings.memory, "70G".parse().ok());
-    assert_eq!(h200.slurm.auto_constraint.as_deref(), Some("mps"));
+    assert_eq!(
+        (gpu.replicas, gpu.ceilings.memory),
+        (Some(7), "70G".parse().ok())
+    );
+    let other = settings_of("other", &uncommented());
+    let rules = (other.compute_mode, other.replicas);
+    assert_eq!(rules, (ComputeModeRule::Exclusive, Some(4)));
+    assert_eq!(other.slurm.auto_constraint.as_deref(), Some("mps"));
 }
 
 const SECTIONS: &str = r#"
@@ -84,41 +86,32 @@ max_clients = 16
 run_dir = "/tmp/%n/run"
 
 [[node]]
-product = "nvidia h200"
+hosts = "gpu[007-009]"
 max_clients = 32
 defaults.threads = "30:70"
 
 [[node]]
 hosts = "gpu007"
-product = "NVIDIA H*"
 compute_mode = "exclusive"
 "#;
 
 #[test]
 fn later_sections_override_earlier_ones() {
-    let config = parsed(SECTIONS);
-    let clients = |node: &str, products: &[&str]| {
-        config
-            .for_node(node, products)
-            .unwrap()
-            .max_clients
-            .unwrap()
-    };
-    assert_eq!(clients("login", &[]), 60);
-    assert_eq!(clients("gpu001", &[]), 16);
-    assert_eq!(clients("gpu001", &["NVIDIA A100", "NVIDIA H200"]), 32);
-    assert_eq!(clients("gpu001", &["NVIDIA H200 NVL"]), 16);
-    let mode = |node: &str, product: &str| config.for_node(node, &[product]).unwrap().compute_mode;
-    assert_eq!(mode("gpu007", "NVIDIA H200"), ComputeModeRule::Exclusive);
-    assert_eq!(mode("gpu008", "NVIDIA H200"), ComputeModeRule::Keep);
-    assert_eq!(mode("gpu007", "NVIDIA A100"), ComputeModeRule::Keep);
+    for (node, clients, mode) in [
+        ("login", 60, ComputeModeRule::Keep),
+        ("gpu001", 16, ComputeModeRule::Keep),
+        ("gpu008", 32, ComputeModeRule::Keep),
+        ("gpu007", 32, ComputeModeRule::Exclusive),
+    ] {
+        let settings = settings_of(node, SECTIONS);
+        let found = (settings.max_clients, settings.compute_mode);
+        assert_eq!(found, (Some(clients), mode), "{node}");
+    }
 }
 
 #[test]
 fn paths_take_the_nodes_name_and_values_tell_their_line() {
-    let settings = parsed(SECTIONS)
-        .for_node("gpu007.cluster.example", &["NVIDIA H200"])
-        .unwrap();
+    let settings = settings_of("gpu007.cluster.example", SECTIONS);
     assert_eq!(
         settings.paths.run(),
         Path::new("/tmp/gpu007.cluster.example/run")
@@ -137,7 +130,7 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
     for (key, value, line) in [
         ("max_clients", "32", Some(14)),
         ("defaults.threads", "\"30:70\"", Some(15)),
-        ("compute_mode", "\"exclusive\"", Some(20)),
+        ("compute_mode", "\"exclusive\"", Some(19)),
         ("state_dir", "\"/var/lib/mpsd\"", None),
     ] {
         let value = Some(value.to_owned());
@@ -159,7 +152,7 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
         "n\u{e9}",
         &"n".repeat(300),
     ] {
-        assert!(parsed("").for_node(name, &[]).is_err(), "{name}");
+        assert!(Settings::parse("", name).is_err(), "{name}");
     }
 }
 
@@ -188,11 +181,12 @@ fn an_error_names_file_line_column_and_what_is_known() {
         nvml = "lib/x.so" -> 1:8: nvml: not an absolute path without '..', nor a library's name
         drain.prefix = "a b" -> 1:16: drain.prefix: not a prefix of 3 to 24
         hosts = "x" -> 1:9: belongs into a [[node]] section
-        [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts, product or both
+        [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts
         [[node]]|hosts = "a[" -> 2:9: 'a[' is no host list
         [[node]]|hosts = "a"|thread = 1 -> 3:1: unknown key 'thread' (did you mean 'defaults.threads'?)
         [[node]]|hosts = "a"|[[node.node]]|hosts="b" -> 3:1: a [[node]] section within another
-        [[node]]|product = "X"|slurm.wait = "task" -> 3:14: slurm.wait cannot depend on a GPU's product
+        [[node]]|product = "NVIDIA H200" -> 1:1: a [[node]] section needs hosts
+        [[node]]|hosts = "a"|product = "NVIDIA H200" -> 3:1: unknown key 'product'
         max_clients = 4|max_clients = 5 -> 2:1: duplicate key
         a b -> 1:3:
         deadline_s = twenty -> 1:14: deadline_s: invalid boolean, expected 'true'; allowed: as in 'deadline_s = 20'
@@ -227,23 +221,23 @@ fn only_roots_file_is_obeyed() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mpsd.toml");
-    let missing = Config::load(&path).unwrap_err().to_string();
+    let missing = Settings::load(&path, "n").unwrap_err().to_string();
     assert!(missing.contains("mpsd.toml': ENOENT"), "{missing}");
     let mode =
         |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     std::fs::write(&path, "max_clients = 7").unwrap();
     mode(0o644);
-    let settings = Config::load(&path).unwrap().for_node("n", &[]).unwrap();
+    let settings = Settings::load(&path, "n").unwrap();
     assert_eq!(settings.max_clients, Some(7));
     mode(0o664);
-    assert!(Config::load(&path).is_err(), "writable by the group");
+    assert!(Settings::load(&path, "n").is_err(), "writable by the group");
     mode(0o644);
     std::fs::write(&path, "#".repeat(LONGEST + 1)).unwrap();
-    assert!(Config::load(&path).is_err(), "too long");
+    assert!(Settings::load(&path, "n").is_err(), "too long");
     std::fs::write(&path, b"# \xff").unwrap();
-    let binary = Config::load(&path).unwrap_err().to_string();
+    let binary = Settings::load(&path, "n").unwrap_err().to_string();
     assert!(binary.ends_with("is not UTF-8 text"), "{binary}");
-    assert!(Config::load(dir.path()).is_err(), "a directory");
+    assert!(Settings::load(dir.path(), "n").is_err(), "a directory");
 }
 
 #[test]
@@ -260,11 +254,6 @@ fn the_job_comes_before_the_defaults() {
             ALL,
             "MPS=on,MPS_MEM=8G,MPS_REPORT=no",
             "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_REPORT=off",
-        ),
-        (
-            ALL,
-            "MPS=on,MPS_REPLICAS=2",
-            "MPS=per-node,MPS_REPLICAS=2,MPS_REPORT=on",
         ),
         (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
     ] {

@@ -236,12 +236,6 @@ values! {
         Threads::Uniform(percent) => percent.written(),
         other => other.to_string().written(),
     };
-    ComputeModeRule: Entry::get;
-    GpusUnknown: Entry::get;
-    WarnOrRefuse: Entry::get;
-    LeftoverClients: Entry::get;
-    MemoryOverLimit: Entry::get;
-    Wait: Entry::get;
 }
 
 impl<T: Value> Value for Option<T> {
@@ -254,67 +248,35 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
-/// `compute_mode`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ComputeModeRule {
-    /// Set EXCLUSIVE_PROCESS on a GPU that the job is proved to hold alone.
-    Exclusive,
-    Keep,
+/// Keys that take one of these words. The rows of `settings` say what each word means.
+macro_rules! words {
+    ($($type:ident: $($word:ident)+;)+) => {$(
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $type {
+            $($word),+
+        }
+
+        impl Value for $type {
+            fn read(entry: &Entry<'_>) -> Result<Self, ConfigError> {
+                entry.get()
+            }
+        }
+    )+};
 }
 
-/// `gpus_unknown`: what a job gets if the scheduler does not name its GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GpusUnknown {
-    Refuse,
-    /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a
-    /// refusal.
-    WholeNodeIfExclusive,
+words! {
+    ComputeModeRule: Exclusive Keep;
+    GpusUnknown: Refuse WholeNodeIfExclusive;
+    WarnOrRefuse: Warn Refuse;
+    LeftoverClients: Report Kill;
+    MemoryOverLimit: Ignore Log Terminate;
+    Wait: Task Prolog;
 }
 
-/// `pbs.unattached_tasks`: tasks that TM starts and that miss the job's MPS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WarnOrRefuse {
-    /// A line in the job's own error file, and the job runs.
-    Warn,
-    Refuse,
-}
-
-/// `leftover_clients`: a client of the job that is still on its GPU after `terminate_client`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LeftoverClients {
-    Report,
-    /// Log it, and SIGKILL it if root proves that it belongs to the job.
-    Kill,
-}
-
-/// `memory_over_limit`: a client that holds more memory than its limit. A client can void NVIDIA's
-/// own limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MemoryOverLimit {
-    Ignore,
-    Log,
-    Terminate,
-}
-
-/// `slurm.wait`: what waits for the proof that a job's MPS is ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Wait {
-    /// The task, before it starts, so that srun waits only briefly for its prolog.
-    Task,
-    Prolog,
-}
-
-/// `cgroup`: the place of the daemons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cgroup {
-    /// A place that mpsd finds on the node.
     Auto,
     None,
     /// Below this directory of the cgroup file system.
@@ -332,33 +294,5 @@ impl Cgroup {
                 Err(why) => Err(format!("{why}, nor auto, nor none")),
             },
         })
-    }
-}
-
-/// A GPU product as NVML names it (`NVIDIA H200`), in any case; `*` at the end stands for the rest.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Product(String);
-
-impl Product {
-    pub(super) fn is(&self, product: &str) -> bool {
-        match self.0.strip_suffix('*') {
-            Some(start) => product
-                .get(..start.len())
-                .is_some_and(|head| head.eq_ignore_ascii_case(start)),
-            None => product.eq_ignore_ascii_case(&self.0),
-        }
-    }
-}
-
-impl TryFrom<String> for Product {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let start = text.strip_suffix('*').unwrap_or(&text);
-        if text.is_empty() || start.contains('*') {
-            return Err("not a product's name; allowed: 'NVIDIA H200', 'NVIDIA H100*'".to_owned());
-        }
-        Ok(Self(text))
     }
 }

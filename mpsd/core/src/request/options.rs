@@ -173,15 +173,6 @@ options! {
         lowered_by_steps: true,
     }, str::parse, ToString::to_string;
 
-    /// Shorthand for 100/N threads and total/N memory; excludes both.
-    Replicas replicas: u32, {
-        name: "replicas",
-        value: "N",
-        allowed: values::REPLICAS,
-        help: "an N-th of each GPU for each client: threads 100/N, memory total/N; 1 to 60",
-        more: "Excludes threads and memory.",
-    }, values::replicas, ToString::to_string;
-
     Priority priority: Priority, {
         name: "priority",
         value: "L",

@@ -326,19 +326,6 @@ impl Request {
 
     /// The rules for several options together.
     fn check(&self, syntax: Syntax) -> Result<(), Refusal> {
-        const REPLICAS: &str =
-            "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
-        let exclusions = [
-            (Key::Replicas, Key::Threads, REPLICAS),
-            (Key::Replicas, Key::Mem, REPLICAS),
-        ];
-        for (key, excluded, allowed) in exclusions {
-            if let (Some(value), Some(other)) = (self.value(key), self.value(excluded)) {
-                let why = format!("excludes {}", syntax.token(excluded, Some(&other)));
-                let word = syntax.token(key, Some(&value));
-                return Err(refuse(&word, &one_line(&why, SHOWN + 10), allowed));
-            }
-        }
         let shows_several = self.bind.filter(|bind| *bind == Bind::None);
         if let (Mode::PerGpu, Some(bind)) = (self.mode, shows_several) {
             let what = syntax.token(Key::Bind, Some(&bind.to_string()));

@@ -26,7 +26,6 @@ fn filled(message: &str, syntax: Syntax) -> String {
         ("{threads}", Threads::ALLOWED),
         ("{memory}", MemoryLimit::ALLOWED),
         ("{bool}", Key::Verify.row().allowed),
-        ("{replicas}", Key::Replicas.row().allowed),
         ("{all}", &all),
     ];
     let replaced = |text: String, (name, allowed): (&str, &str)| text.replace(name, allowed);
@@ -81,7 +80,7 @@ fn account_tokens_have_a_canonical_form() {
         MPS=per_node;;,MPS_MEM=25%                 -> MPS=per-node,MPS_MEM=25%
         MPS=1,MPS_THREADS=Auto,MPS_MEM=AUTO        -> MPS=per-node,MPS_THREADS=auto,MPS_MEM=auto
         MPS=on,MPS_MEM=2G:25%                      -> MPS=per-node,MPS_MEM=2G:25%
-        MPS=on,MPS_REPLICAS=4,MPS_PRIORITY=normal  -> MPS=per-node,MPS_REPLICAS=4,MPS_PRIORITY=normal
+        MPS=on,MPS_MEM=4G,MPS_PRIORITY=normal      -> MPS=per-node,MPS_MEM=4G,MPS_PRIORITY=normal
         MPS=on,MPS_PRIORITY=Below_Normal           -> MPS=per-node,MPS_PRIORITY=below-normal
         MPS=on,MPS_VERIFY=YES                      -> MPS=per-node,MPS_VERIFY=on
         MPS=on,MPS_VERIFY=0                        -> MPS=per-node,MPS_VERIFY=off
@@ -128,14 +127,10 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_MEM=job:4G       -> MPS_MEM=job:4G: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=0=auto       -> MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=MIX-77=4G    -> MPS_MEM=MIX-77=4G: names no GPU; allowed: the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)
-        MPS=on,MPS_REPLICAS=0       -> MPS_REPLICAS=0: below 1; allowed: {replicas}
-        MPS=on,MPS_REPLICAS=61      -> MPS_REPLICAS=61: above 60; allowed: {replicas}
-        MPS=on,MPS_REPLICAS=2.5     -> MPS_REPLICAS=2.5: not a whole number; allowed: {replicas}
+        MPS=on,MPS_REPLICAS=4       -> MPS_REPLICAS=4: unknown key; allowed: {all}
         MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
         MPS=on,MPS_VERIFY=2         -> MPS_VERIFY=2: unknown word; allowed: {bool}
-        MPS=on,MPS_REPLICAS=4,MPS_THREADS=25  -> MPS_REPLICAS=4: excludes MPS_THREADS=25; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
-        MPS=off,MPS_MEM=4G,MPS_REPLICAS=4     -> MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: replicas alone (threads = 100/N, memory = total/N), or threads and memory
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
         MPS=auto,MPS_BIND=block               -> MPS_BIND=block: auto may give the job no MPS, and then nothing binds its tasks; allowed: MPS=on
         MPS=on,MPS_BIND=block+peers           -> MPS_BIND=block+peers: unknown word; allowed: auto, block, cyclic, closest, none
@@ -205,7 +200,6 @@ fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
         mps=maybe          -> --mps=maybe: unknown word; allowed: {mode}
         mps=50             -> --mps=50: unknown word (did you mean --mps-threads=50?); allowed: {mode}
         mps-mem=4          -> --mps-mem=4: a size needs a unit; allowed: {memory}
-        mps-replicas=61    -> --mps-replicas=61: above 60; allowed: {replicas}
         mps-verify=perhaps -> --mps-verify=perhaps: unknown word; allowed: {bool}";
     for (word, message) in rows(table) {
         let (taken, flags) = flags(&["mps", "mps-verify=off", word]);
@@ -255,7 +249,6 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps mps-verify=(null)            -> MPS=per-node,MPS_VERIFY=on
         mps-verify mps                   -> MPS=per-node,MPS_VERIFY=on
         mps mps-verify=no                -> MPS=per-node,MPS_VERIFY=off
-        mps mps-replicas=8               -> MPS=per-node,MPS_REPLICAS=8
         mps mps-threads=5 mps-threads=6  -> MPS=per-node,MPS_THREADS=6
         mps=maybe mps=per-gpu            -> MPS=per-gpu
         mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5
@@ -313,8 +306,7 @@ fn account_and_resource_add_up_or_contradict() {
     let table = "
         MPS=on,MPS_THREADS=25 & on+mem=4G     -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
         MPS=off & on                          -> MPS=off in the account: contradicts mps=per-node in the mps resource
-        MPS=on,MPS_THREADS=25 & on+threads=30 -> MPS_THREADS=25 in the account: contradicts threads=30
-        MPS=on,MPS_REPLICAS=4 & on+threads=30 -> MPS_REPLICAS=4: excludes MPS_THREADS=30";
+        MPS=on,MPS_THREADS=25 & on+threads=30 -> MPS_THREADS=25 in the account: contradicts threads=30";
     for (both, message) in rows(table) {
         let (one, other) = both.split_once(" & ").unwrap();
         let merged = Request::merge(account(one), Request::from_resource(other).unwrap());
@@ -411,7 +403,6 @@ fn every_request_survives_its_own_text() {
         "MPS=off|MPS=per-node|MPS=per-gpu|MPS=auto",
         "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
         "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=0=1M:4294967295=4G:GPU-200b4359-5562=9%",
-        "|MPS_REPLICAS=1|MPS_REPLICAS=60",
         "|MPS_PRIORITY=normal|MPS_PRIORITY=below-normal",
         "|MPS_VERIFY=on|MPS_VERIFY=off|MPS_REPORT=on",
         "|MPS_BIND=auto,MPS_VISIBLE=ordinal|MPS_BIND=closest",

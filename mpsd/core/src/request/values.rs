@@ -1,6 +1,6 @@
 //! The values of a request that are no plain limits: the mode, and lists by local rank or by GPU.
 
-use crate::gpu::{GpuUuid, MOST_CLIENTS};
+use crate::gpu::GpuUuid;
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
 use crate::text::{count, is_digits};
 use derive_more::Display;
@@ -186,19 +186,6 @@ pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
         "true" | "yes" | "on" | "1" => Ok(true),
         "false" | "no" | "off" | "0" => Ok(false),
         _ => Err(Invalid::new("unknown word", BOOLEAN)),
-    }
-}
-
-pub(super) const REPLICAS: &str = "a whole number from 1 to 60";
-
-pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
-    if !is_digits(text) {
-        return Err(Invalid::new("not a whole number", REPLICAS));
-    }
-    match text.parse() {
-        Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
-        Ok(number) if number <= MOST_CLIENTS => Ok(number),
-        _ => Err(Invalid::new(format!("above {MOST_CLIENTS}"), REPLICAS)),
     }
 }
 

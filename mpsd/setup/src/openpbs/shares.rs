@@ -253,8 +253,8 @@ pub fn trial(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Option<Ch
         "/bin/true",
     ];
     let run = |name: &str, words: &[&str]| {
-        pbs.run_as_nobody(name, words, ASK, ctx.host)?
-            .accepted(name)
+        let program = pbs.program(name, ctx.host)?;
+        ctx.host.run_as_nobody(&program, words, ASK)?.accepted(name)
     };
     let id = match run("qsub", &words) {
         Ok(id) => id.trim().to_owned(),

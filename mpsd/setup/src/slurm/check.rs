@@ -12,7 +12,7 @@ use batch::slurm::conf::{self, Conf};
 use batch::slurm::gres::Gres;
 use batch::slurm::installation::{Installation, Release, stamp_of};
 use batch::slurm::numbers::{List, Number, Numbers};
-use mpsd_core::config::{Config, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
@@ -159,7 +159,7 @@ fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
             ))];
         }
     };
-    let config = match Config::load(&arguments.config) {
+    let config = match Settings::load(&arguments.config, &ctx.host.name()) {
         Ok(_) => Pass(format!("'{}' can be used", arguments.config.display())),
         Err(error) => CheckLine::unusable_config(&error.into()),
     };
@@ -243,8 +243,7 @@ fn check_sluids(
 ) -> Option<CheckLine> {
     let release = release.filter(|release| *release >= Release::SLUIDS)?;
     let has_cgroups = conf.value("ProctrackType")?.ends_with("cgroup");
-    let own = conf::read(&conf.file.with_file_name("cgroup.conf"), ctx.host);
-    let own = own.ok().flatten().unwrap_or_default();
+    let own = conf.beside("cgroup.conf", ctx.host).unwrap_or_default();
     let by_id = conf::last(&own, "CgroupJobIdPaths").is_some_and(conf::is_on);
     (has_cgroups && !by_id).then(|| {
         Pass(format!(
@@ -271,7 +270,7 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let hide = |kind: &&str| kind.ends_with("/tmpfs") || kind.ends_with("/linux");
     let kinds = kinds.into_iter().flatten().filter(hide);
     all.extend(kinds.map(|kind| {
-        let private = private_directories(kind, &conf.file, ctx.host);
+        let private = private_directories(kind, conf, ctx.host);
         container(kind, &private, ctx.settings.paths.run())
     }));
     let sends_users = conf.lists("LaunchParameters", "enable_nss_slurm");
@@ -287,16 +286,15 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
 
 /// The private directories of a job, of all nodes together, by the plugin's file (read to 26.11:
 /// read_jcconf.c, read_nsconf.c).
-fn private_directories(kind: &str, conf: &Path, host: &dyn Host) -> Vec<String> {
+fn private_directories(kind: &str, conf: &Conf, host: &dyn Host) -> Vec<String> {
     let found = match kind.ends_with("/linux") {
         true => {
-            let file = host.configuration(&conf.with_file_name("namespace.yaml"), MOST);
+            let file = host.configuration(&conf.file.with_file_name("namespace.yaml"), MOST);
             let text = String::from_utf8(file.ok().flatten().unwrap_or_default());
             yaml_values(&text.unwrap_or_default(), &["dirs", "path"])
         }
         false => {
-            let file = conf::read(&conf.with_file_name("job_container.conf"), host);
-            let lines = file.ok().flatten().unwrap_or_default();
+            let lines = conf.beside("job_container.conf", host).unwrap_or_default();
             let lists = lines.iter().filter_map(|line| line.value("Dirs"));
             lists.map(str::to_owned).collect()
         }
@@ -402,7 +400,7 @@ fn left_out(confined: Option<bool>, gpus: usize, settings: &Settings) -> Option<
 /// Whether Slurm's number of each GPU leads a job to that GPU; else the lines of gres.conf. Another
 /// line covers NVML.
 fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let gres = Gres::read(&conf.file, node, ctx.host).ok();
+    let gres = Gres::read(conf, node, ctx.host).ok();
     let Some(gres) = gres.filter(|gres| gres.grants) else {
         return Vec::new();
     };
@@ -483,8 +481,8 @@ mod tests {
             (auto, Some(false), 1, false),
             ("", Some(false), 4, false),
         ] {
-            let config = Config::parse(&format!("[slurm]\n{lines}\n")).unwrap();
-            let line = left_out(confined, gpus, &config.for_node("n1", &[]).unwrap());
+            let settings = Settings::parse(&format!("[slurm]\n{lines}\n"), "n1").unwrap();
+            let line = left_out(confined, gpus, &settings);
             let text = line.map(|line| line.to_string());
             let words = format!("only with all {gpus} GPUs of this node");
             assert_eq!(
@@ -548,8 +546,10 @@ mod tests {
                 false,
             ),
         ] {
-            let host = TextHost::default().file(&format!("/x/{file}"), text);
-            let private = private_directories(kind, Path::new("/x/slurm.conf"), &host);
+            let host = TextHost::default().file("/x/slurm.conf", "");
+            let host = host.file(&format!("/x/{file}"), text);
+            let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
+            let private = private_directories(kind, &conf, &host);
             let line = container(kind, &private, Path::new(run)).to_string();
             assert_eq!(line.starts_with("FAIL"), hidden, "{text}: {line}");
         }
