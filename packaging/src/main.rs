@@ -11,7 +11,6 @@ mod machine;
 mod package;
 mod release_check;
 mod runs;
-mod schedmd;
 mod site;
 mod test;
 
@@ -66,8 +65,6 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Compare runs of SchedMD's test suite: without us, with the plugin, in an auto partition.
-    Schedmd(schedmd::Options),
     /// Run cells in virtual machines, as 'test vm' does.
     #[command(hide = true)]
     Machine(machine::Options),
@@ -84,8 +81,8 @@ enum Verb {
 impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
-        use Verb::{Dist, Docs, ReleaseCheck, Schedmd, Texts};
-        !matches!(self, Texts | Docs | Dist(_) | ReleaseCheck(_) | Schedmd(_))
+        use Verb::{Dist, Docs, ReleaseCheck, Texts};
+        !matches!(self, Texts | Docs | Dist(_) | ReleaseCheck(_))
     }
 }
 
@@ -124,7 +121,6 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Docs => site::run()?,
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
-        Verb::Schedmd(options) => schedmd::compare(options)?,
         Verb::ReleaseCheck(options) => release_check::run(options)?,
         Verb::Demo => {
             install::slurm()?;
