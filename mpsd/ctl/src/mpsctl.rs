@@ -134,7 +134,7 @@ enum Verb {
     Advertise(Advertise),
 }
 
-/// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor
+/// The words of a verb that `mps-runner` reads: the program that root calls needs no
 /// progress bars.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
