@@ -2,7 +2,6 @@
 
 mod cargo;
 mod command;
-mod cuts;
 mod figures;
 mod files;
 mod hardware;
@@ -42,8 +41,7 @@ enum Verb {
     Test(test::Options),
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
     Matrices,
-    /// Run one matrix, or cells of it, alone.
-    #[command(subcommand)]
+    /// Run the matrix of a real Slurm, or cells of it, alone.
     Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
     /// the end
@@ -52,8 +50,6 @@ enum Verb {
         #[arg(value_name = "NUMBER")]
         numbers: Vec<String>,
     },
-    /// Run every fuzz target under libFuzzer.
-    Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
     /// Write what the tables of options, keys, errors, programs and advice say into the pages and
@@ -65,8 +61,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Run cells in virtual machines, as 'test vm' does.
-    #[command(hide = true)]
+    /// Run cells in virtual machines, as 'test vm' does, or cut their power.
     Machine(machine::Options),
     /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or
     /// 'unasked', each with '--help'.
@@ -116,7 +111,6 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Machine(options) => machine::run(options)?,
         Verb::Matrices => runs::matrices()?,
         Verb::Matrix(matrix) => runs::matrix(matrix)?,
-        Verb::Fuzz(options) => runs::fuzz(options)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
         Verb::Docs => site::run()?,
         Verb::Dist(options) => package::run(options)?,
