@@ -2,7 +2,6 @@
 
 mod cargo;
 mod command;
-mod figures;
 mod files;
 mod hardware;
 mod install;

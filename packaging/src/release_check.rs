@@ -11,7 +11,7 @@ use fs_err as fs;
 use crate::command::{command, quietly, quietly_within};
 use crate::files::{emptied, is_a, list};
 use crate::package::{self, VERSION};
-use crate::{cargo, figures, install};
+use crate::{cargo, install};
 
 /// `release-check`'s options.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,6 @@ pub fn run(options: &Options) -> Result<()> {
     };
     check("version", version(options.tag.as_deref()));
     check("changelog", changelog(options.tag.is_some()));
-    check("figures", figures::are_young());
     check("licences and dependencies", dependencies());
     let manual = quietly(&mut cargo::words("test --locked -p manual"));
     check("man pages and completions", manual);
