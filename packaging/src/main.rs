@@ -38,8 +38,6 @@ enum Verb {
     Demo,
     /// Run everything that CI runs, or single stages of it.
     Test(test::Options),
-    /// Run the crash, kill and fault matrices alone, and say how much they tried.
-    Matrices,
     /// Run the matrix of a real Slurm, or cells of it, alone.
     Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
@@ -108,7 +106,6 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
         Verb::Test(options) => return test::run(options),
         Verb::Machine(options) => machine::run(options)?,
-        Verb::Matrices => runs::matrices()?,
         Verb::Matrix(matrix) => runs::matrix(matrix)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
         Verb::Docs => site::run()?,

@@ -1,43 +1,17 @@
-//! Runs that look for leftovers, each alone: the matrices, the soak.
+//! The matrix of jobs on a real Slurm, and a Slurm of another system.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
-use crate::command::{lines, shown};
+use crate::command::shown;
 use crate::{cargo, install};
 
-/// Longest time for the matrices.
+/// Longest time for the matrix.
 const LONGEST: Duration = Duration::from_secs(1500);
 pub const PROGRAMS: &str = "build --workspace --lib --bins";
-
-/// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure:
-/// NAME = COUNT`.
-pub fn matrices() -> Result<()> {
-    cargo::build(PROGRAMS)?;
-    let words = "test --workspace --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
-                 --nocapture";
-    let mut tried = BTreeMap::<String, u64>::new();
-    let status = lines(&mut cargo::words(words), LONGEST, |line| {
-        println!("{line}");
-        // Libtest puts a test's name before the first line that it prints.
-        let figure = line.split_once("figure: ");
-        let figure = figure.and_then(|(_, rest)| rest.split_once(" = "));
-        if let Some((name, count)) = figure {
-            *tried.entry(name.to_owned()).or_default() += count.trim().parse().unwrap_or(0);
-        }
-    })?;
-    for (name, count) in tried {
-        println!("{name:<24} {count}");
-    }
-    match status.success() {
-        true => Ok(()),
-        false => bail!("a matrix failed ({status})"),
-    }
-}
 
 /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
 #[derive(Debug, clap::Args)]
