@@ -11,7 +11,7 @@ use mpsd::node::by_child;
 use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::record::{self, RecordRead};
-use mpsd_core::text::{nearest, one_line, or_meant};
+use mpsd_core::text::{list, nearest, one_line, or_meant};
 use mpsd_core::{Failure, JobPaths, Refusal, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use nix::fcntl::OFlag;
@@ -320,9 +320,8 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
 fn paragraph(found: &Explained) -> String {
     let trouble = found.trouble;
     let codes = trouble.codes.iter();
-    let codes = codes.map(|code| format!("CUDA error {code}"));
-    let codes = match codes.collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => none,
+    let codes = match &*list(codes.map(|code| format!("CUDA error {code}"))) {
+        "" => String::new(),
         codes => format!(" ({codes})"),
     };
     let line = found.line.as_ref().map(|line| match found.more_lines {

@@ -19,7 +19,7 @@ use mpsd_core::environment::Change;
 use mpsd_core::gpu::MOST_CLIENTS;
 use mpsd_core::limits::{Amount, Invalid};
 use mpsd_core::listener;
-use mpsd_core::text::{count, one_line};
+use mpsd_core::text::{count, list, one_line};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -483,8 +483,8 @@ impl<'a> Runner<'a> {
     pub fn text(&self, already: u64, log: &Path) -> String {
         let mut out = format!("{}: {} succeeded", count(self.asked, "command"), self.good);
         if !self.failed.is_empty() {
-            let named: Vec<String> = self.failed.iter().take(NAMED).map(u64::to_string).collect();
-            let (all, named) = (self.failed.len(), named.join(", "));
+            let named = list(self.failed.iter().take(NAMED));
+            let all = self.failed.len();
             let more = if all > NAMED { ", ..." } else { "" };
             let _ = write!(out, ", {all} failed ({named}{more})");
         }

@@ -15,6 +15,7 @@ use batch::slurm::installation::{Installation, Release, directories, stamp_of};
 use check::check;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::plugin_line::PROGRAMS;
+use mpsd_core::text::list;
 use stack::{Delivery, PLUGIN, Stack, TAG, is_foreign, is_ours, our_line, second_line};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -162,10 +163,8 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport>
         );
     }
     if options.release.is_none() && slurm.is_a_guess() {
-        let found = directories()
-            .into_iter()
-            .map(|dir| dir.display().to_string());
-        let found = found.collect::<Vec<_>>().join(", ");
+        let found = directories();
+        let found = list(found.iter().map(|dir| dir.display()));
         bail!("several Slurms are here ({found}) and none runs: name one with --exec");
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
