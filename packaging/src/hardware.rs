@@ -43,8 +43,8 @@ const SCRIPTS: [&str; 7] = [
 /// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this
 /// machine.
 ///
-/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is written to
-/// `tests/hardware/results`.
+/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is in `.hardware/out`;
+/// pages name those that are kept in `tests/hardware/results`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Build everything into DIR instead, for a machine without cargo: there run 'DIR/hardware all
@@ -83,29 +83,11 @@ pub fn run(options: &Options) -> Result<()> {
     let mut command = Command::new(package.join("hardware"));
     command.args(&options.arguments).arg("--out").arg(&out);
     let status = command.status().context("cannot start 'hardware'")?;
-    println!("result: {}", keep(&out)?.display());
+    println!("result: {}", out.join("hardware.toml").display());
     match status.success() {
         true => Ok(()),
         false => bail!("'hardware' ended with {status}"),
     }
-}
-
-/// Keeps it as `2026-11-21-nvidia-h200.toml`.
-fn keep(out: &Path) -> Result<PathBuf> {
-    let file = out.join("hardware.toml");
-    let result: toml::Value = toml::from_str(&fs::read_to_string(&file)?)
-        .with_context(|| format!("'{}'", file.display()))?;
-    let date = result.get("date").and_then(|date| date.as_str());
-    let day = date.and_then(|date| date.split('T').next());
-    let gpu = result.get("machine");
-    let gpu = gpu.and_then(|machine| machine.get("gpu_0")?.as_str());
-    let words = gpu.unwrap_or("gpu").split_whitespace();
-    let words = words.take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
-    let gpu = words.collect::<Vec<_>>().join("-").to_lowercase();
-    let results = Path::new("tests/hardware/results");
-    let kept = results.join(format!("{}-{gpu}.toml", day.unwrap_or("undated")));
-    fs::copy(&file, &kept)?;
-    Ok(kept)
 }
 
 fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
