@@ -61,13 +61,9 @@ pub fn build(line: &str) -> Result<()> {
     Ok(())
 }
 
-pub fn metadata() -> Result<Value> {
-    let text = wrote(&mut words("metadata --no-deps --format-version=1"))?;
-    serde_json::from_str(&text).context("'cargo metadata' gave no JSON")
-}
-
 pub fn target_directory() -> Result<PathBuf> {
-    let metadata = metadata()?;
+    let text = wrote(&mut words("metadata --no-deps --format-version=1"))?;
+    let metadata: Value = serde_json::from_str(&text).context("'cargo metadata' gave no JSON")?;
     let target = metadata["target_directory"].as_str();
     Ok(target.context("no target directory")?.into())
 }

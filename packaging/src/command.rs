@@ -1,6 +1,6 @@
 //! One command with a deadline. Its output is read while it runs, or shown only if it fails.
 
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader, PipeReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -22,7 +22,7 @@ pub fn command(program: &str, words: &str) -> Command {
     command
 }
 
-/// Hands every line of both streams to `each`. After `limit` the command is killed with all its
+/// Hands every line of both streams to `each`, in their order. After `limit` the command is killed with all its
 /// descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
 pub fn lines(
     command: &mut Command,
@@ -30,16 +30,15 @@ pub fn lines(
     mut each: impl FnMut(&str),
 ) -> Result<ExitStatus> {
     let program = command.get_program().to_string_lossy().into_owned();
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start '{program}'"))?;
+    let (reader, writer) = std::io::pipe()?;
+    command.stdin(Stdio::null());
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let child = command.spawn();
+    // Ours would keep the pipe open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = child.with_context(|| format!("cannot start '{program}'"))?;
     let (sender, receiver) = channel();
-    forward(child.stdout.take(), sender.clone());
-    forward(child.stderr.take(), sender);
+    std::thread::spawn(move || forward(reader, &sender));
     let deadline = Instant::now() + limit;
     loop {
         match receiver.recv_timeout(Duration::from_millis(100)) {
@@ -119,19 +118,16 @@ fn kill_tree(root: i32) {
     }
 }
 
-fn forward(stream: Option<impl Read + Send + 'static>, sender: Sender<String>) {
-    std::thread::spawn(move || {
-        let Some(stream) = stream else { return };
-        let mut reader = BufReader::new(stream);
-        let mut bytes = Vec::new();
-        while let Ok(1..) = reader.read_until(b'\n', &mut bytes) {
-            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            bytes.clear();
-            if sender.send(line).is_err() {
-                return;
-            }
+fn forward(pipe: PipeReader, sender: &Sender<String>) {
+    let mut reader = BufReader::new(pipe);
+    let mut bytes = Vec::new();
+    while let Ok(1..) = reader.read_until(b'\n', &mut bytes) {
+        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        bytes.clear();
+        if sender.send(line).is_err() {
+            return;
         }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -22,14 +22,11 @@ const CONTRACT: &str = "contract";
 const BUILD: &str = "build --release --lib --bins -p mpsd -p mpsd-ctl -p runner -p prologue -p epilogue -p spank -p tests";
 const TEST: &str = "test --release --no-run -p tests --test contract";
 
-/// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the
-/// Python packages.
-const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-                      --platform manylinux_2_34_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 --dest";
-/// Programs for the part 'programs' that such a machine lacks: NVSHMEM, OpenCL and tinygrad from
-/// Python.
-const OTHERS: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-                      --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 nvshmem4py-cu13==0.4.1 \
+/// OpenMM and its CUDA plugin, and programs for the part 'programs', for a machine with Python 3.12,
+/// numpy and CUDA 13's libraries of the Python packages.
+const WHEELS: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+                      --platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 \
+                      --platform manylinux_2_17_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 nvshmem4py-cu13==0.4.1 \
                       pyopencl==2026.1.4 pytools==2026.1.1 platformdirs==4.14.8 siphash24==1.9 tinygrad==0.14.0 --dest";
 /// What runs OpenMM, PyTorch and others; and the script that the plugin expects beside the
 /// prologue.
@@ -46,8 +43,8 @@ const SCRIPTS: [&str; 7] = [
 /// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this
 /// machine.
 ///
-/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is written to
-/// `tests/hardware/results`.
+/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is in `.hardware/out`;
+/// pages name those that are kept in `tests/hardware/results`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Build everything into DIR instead, for a machine without cargo: there run 'DIR/hardware all
@@ -61,12 +58,10 @@ pub struct Options {
     /// them in turn with these
     #[arg(long, value_name = "DIR")]
     before: Option<PathBuf>,
-    /// Pack OpenMM as well, for the parts 'gain', 'several', 'shared' and 'programs'
+    /// Pack OpenMM and other Python packages as well, for the parts 'gain', 'several', 'shared' and
+    /// 'programs'
     #[arg(long)]
-    openmm: bool,
-    /// Pack more Python packages for the part 'programs'
-    #[arg(long)]
-    programs: bool,
+    wheels: bool,
     /// Arguments for the 'hardware' program, 'all' if there are none
     #[arg(last = true, default_values_t = ["all".to_owned()])]
     arguments: Vec<String>,
@@ -88,29 +83,11 @@ pub fn run(options: &Options) -> Result<()> {
     let mut command = Command::new(package.join("hardware"));
     command.args(&options.arguments).arg("--out").arg(&out);
     let status = command.status().context("cannot start 'hardware'")?;
-    println!("result: {}", keep(&out)?.display());
+    println!("result: {}", out.join("hardware.toml").display());
     match status.success() {
         true => Ok(()),
         false => bail!("'hardware' ended with {status}"),
     }
-}
-
-/// Keeps it as `2026-11-21-nvidia-h200.toml`.
-fn keep(out: &Path) -> Result<PathBuf> {
-    let file = out.join("hardware.toml");
-    let result: toml::Value = toml::from_str(&fs::read_to_string(&file)?)
-        .with_context(|| format!("'{}'", file.display()))?;
-    let date = result.get("date").and_then(|date| date.as_str());
-    let day = date.and_then(|date| date.split('T').next());
-    let gpu = result.get("machine");
-    let gpu = gpu.and_then(|machine| machine.get("gpu_0")?.as_str());
-    let words = gpu.unwrap_or("gpu").split_whitespace();
-    let words = words.take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
-    let gpu = words.collect::<Vec<_>>().join("-").to_lowercase();
-    let results = Path::new("tests/hardware/results");
-    let kept = results.join(format!("{}-{gpu}.toml", day.unwrap_or("undated")));
-    fs::copy(&file, &kept)?;
-    Ok(kept)
 }
 
 fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
@@ -131,11 +108,8 @@ fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
         let name = Path::new(script).file_name().unwrap_or_default();
         fs::copy(script, directory.join(name))?;
     }
-    if options.openmm {
-        quietly(command("python3", OPENMM).arg(directory.join("wheels")))?;
-    }
-    if options.programs {
-        quietly(command("python3", OTHERS).arg(directory.join("wheels")))?;
+    if options.wheels {
+        quietly(command("python3", WHEELS).arg(directory.join("wheels")))?;
     }
     if slurm {
         slurm_packages(&directory.join("debs"))?;

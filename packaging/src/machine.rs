@@ -1,5 +1,6 @@
 //! A virtual machine under QEMU's own translation (/dev/kvm is not needed). It boots a Debian with
-//! cgroup v2 alone under its systemd, and runs cells of this build there.
+//! cgroup v2 alone under its systemd, and runs cells of this build there. Or it loses its power after
+//! each tenth of a second of a job's life, and boots again from the disk that is left.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -85,9 +86,23 @@ const MACHINES: [&[(&str, &str)]; 3] = [
     ],
 ];
 
+/// The test of a job's life in `tests/vm/cut.rs`: what it says before the power is cut, with what the
+/// job was doing, and what it says then if the job's life was over.
+const CUT: &str = "the power is cut: ";
+const AFTER: &str = "after the job";
+/// Cuts, if the job lives so long, and milliseconds between two of them.
+const CUTS: u64 = 100;
+const STEP_MS: u64 = 100;
+
 /// Boots the machines and runs their cells.
 #[derive(Debug, clap::Args)]
 pub struct Options {
+    /// Cut the power after each tenth of a second of a job's life instead
+    #[arg(long)]
+    power_cuts: bool,
+    /// The job finds no control daemon, which drains the node
+    #[arg(long, requires = "power_cuts")]
+    drains: bool,
     /// Names of cells, instead of all
     #[arg(last = true)]
     words: Vec<String>,
@@ -104,12 +119,19 @@ pub fn stage() -> Result<Command> {
 }
 
 /// Makes the packages that machines install.
-pub fn packages() -> Result<()> {
+fn packages() -> Result<()> {
     let packages = target_directory()?.join(PACKAGES).display().to_string();
     package::run(&package::Options::into_dir("x86_64", &packages)?)
 }
 
 pub fn run(options: &Options) -> Result<()> {
+    match options.power_cuts {
+        true => power_cuts(if options.drains { "drains" } else { "" }),
+        false => cells(options),
+    }
+}
+
+fn cells(options: &Options) -> Result<()> {
     let (system, programs, target) = (system()?, programs()?, target_directory()?);
     let wrong = Mutex::new(0);
     side_by_side(MACHINES.iter().enumerate(), |(number, runs)| {
@@ -150,8 +172,49 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Cuts until a job has ended before its cut; `then`: what becomes of the job.
+fn power_cuts(then: &str) -> Result<()> {
+    cargo::build("build --workspace --lib --bins")?;
+    packages()?;
+    let place = target_directory()?.join("tmp/cuts");
+    emptied(&place)?;
+    let programs = programs()?;
+    let cell = |test: &str| {
+        let words = vec![format!("cut::{test}"), "--nocapture".to_owned()];
+        [(programs["vm"].clone(), words)]
+    };
+    let base = Machine::kept(&system()?, &place.join("base"))?;
+    let (said, is_installed) = base.run(&cell("a_node_is_installed"), None);
+    ensure!(is_installed, "no node to cut: {said}");
+    let ended = Mutex::new(Vec::new());
+    let all = || ended.lock().expect("no thread panics");
+    let is_over = || all().iter().any(|(doing, _)| doing == AFTER);
+    let times = (0..CUTS).map(|at| at * STEP_MS);
+    side_by_side(times.take_while(|_| !is_over()), |after_ms| {
+        let own = place.join(after_ms.to_string());
+        let machine = Machine::kept(&base.system, &own)?;
+        let cut = format!("{after_ms} {then}");
+        let (said, _) = machine.run(&cell("a_node_loses_its_power"), Some(&cut));
+        let doing = said.lines().find_map(|line| line.split_once(CUT));
+        let (_, doing) = doing.with_context(|| format!("its power stayed: {said}"))?;
+        let boots = "a_node_that_lost_its_power_boots_without_a_trace_of_the_job";
+        let (again, is_right) = machine.run(&cell(boots), None);
+        fs::remove_dir_all(own)?;
+        // A test that is not there fails nothing.
+        let is_right = is_right && again.contains(" 1 passed;");
+        let shown = if is_right { "nothing left" } else { &*again };
+        println!("{after_ms:>6} ms  {doing:<20} {shown}");
+        all().push((doing.to_owned(), is_right));
+        Ok(())
+    })?;
+    let bad = all().iter().filter(|(_, is_right)| !is_right).count();
+    println!("{} cuts, {bad} left something", all().len());
+    ensure!(bad == 0, "a cut left something");
+    Ok(())
+}
+
 /// Does it for each, for as many at once as there are processors.
-pub fn side_by_side<T>(
+fn side_by_side<T>(
     items: impl Iterator<Item = T> + Send,
     act: impl Fn(T) -> Result<()> + Sync,
 ) -> Result<()> {
@@ -179,16 +242,16 @@ fn without_cells<'w>(said: &str, words: &'w str) -> Vec<&'w str> {
 }
 
 /// The test programs of [`MACHINES`] by name.
-pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
+fn programs() -> Result<BTreeMap<String, PathBuf>> {
     cargo::built("test --locked --no-run --workspace --lib --test slurm --test suite --test vm")
 }
 
 /// A test program, and words of which a cell's name has one.
-pub type Cells = (PathBuf, Vec<String>);
+type Cells = (PathBuf, Vec<String>);
 
 /// A machine, and where the files of its runs are.
-pub struct Machine {
-    pub system: PathBuf,
+struct Machine {
+    system: PathBuf,
     place: PathBuf,
     /// Its first disk keeps what a run writes.
     keeps: bool,
@@ -196,7 +259,7 @@ pub struct Machine {
 
 impl Machine {
     /// A copy of a system, below `place`, that keeps what each run writes.
-    pub fn kept(system: &Path, place: &Path) -> Result<Machine> {
+    fn kept(system: &Path, place: &Path) -> Result<Machine> {
         let own = place.join("system");
         fs::create_dir_all(&own)?;
         let copy = "-r --sparse=always --no-target-directory";
@@ -209,7 +272,7 @@ impl Machine {
     }
 
     /// What programs said in it, and whether all succeeded. `cut` tells a test when its power goes.
-    pub fn run(&self, cells: &[Cells], cut: Option<&str>) -> (String, bool) {
+    fn run(&self, cells: &[Cells], cut: Option<&str>) -> (String, bool) {
         let mut said = String::new();
         let ran = self.run_once(cells, cut, &mut said);
         let ended = said.lines().rev().find_map(|line| line.strip_prefix(ENDED));

@@ -2,8 +2,6 @@
 
 mod cargo;
 mod command;
-mod cuts;
-mod figures;
 mod files;
 mod hardware;
 mod install;
@@ -11,7 +9,6 @@ mod machine;
 mod package;
 mod release_check;
 mod runs;
-mod schedmd;
 mod site;
 mod test;
 
@@ -41,10 +38,7 @@ enum Verb {
     Demo,
     /// Run everything that CI runs, or single stages of it.
     Test(test::Options),
-    /// Run the crash, kill and fault matrices alone, and say how much they tried.
-    Matrices,
-    /// Run one matrix, or cells of it, alone.
-    #[command(subcommand)]
+    /// Run the matrix of a real Slurm, or cells of it, alone.
     Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
     /// the end
@@ -53,8 +47,6 @@ enum Verb {
         #[arg(value_name = "NUMBER")]
         numbers: Vec<String>,
     },
-    /// Run every fuzz target under libFuzzer.
-    Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
     /// Write what the tables of options, keys, errors, programs and advice say into the pages and
@@ -66,10 +58,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release_check::Options),
-    /// Compare runs of SchedMD's test suite: without us, with the plugin, in an auto partition.
-    Schedmd(schedmd::Options),
-    /// Run cells in virtual machines, as 'test vm' does.
-    #[command(hide = true)]
+    /// Run cells in virtual machines, as 'test vm' does, or cut their power.
     Machine(machine::Options),
     /// Measure a job, many at once, or what a job that did not ask pays: 'job', 'scale', 'srun' or
     /// 'unasked', each with '--help'.
@@ -84,8 +73,8 @@ enum Verb {
 impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
-        use Verb::{Dist, Docs, ReleaseCheck, Schedmd, Texts};
-        !matches!(self, Texts | Docs | Dist(_) | ReleaseCheck(_) | Schedmd(_))
+        use Verb::{Dist, Docs, ReleaseCheck, Texts};
+        !matches!(self, Texts | Docs | Dist(_) | ReleaseCheck(_))
     }
 }
 
@@ -117,14 +106,11 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
         Verb::Test(options) => return test::run(options),
         Verb::Machine(options) => machine::run(options)?,
-        Verb::Matrices => runs::matrices()?,
         Verb::Matrix(matrix) => runs::matrix(matrix)?,
-        Verb::Fuzz(options) => runs::fuzz(options)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
         Verb::Docs => site::run()?,
         Verb::Dist(options) => package::run(options)?,
         Verb::Hardware(options) => hardware::run(options)?,
-        Verb::Schedmd(options) => schedmd::compare(options)?,
         Verb::ReleaseCheck(options) => release_check::run(options)?,
         Verb::Demo => {
             install::slurm()?;

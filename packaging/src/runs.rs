@@ -1,76 +1,42 @@
-//! Runs that look for leftovers, each alone: the matrices, the soak, the fuzzers.
+//! The matrix of jobs on a real Slurm, and a Slurm of another system.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use fs_err as fs;
+use anyhow::{Context as _, Result};
 
-use crate::command::{lines, shown, wrote};
-use crate::{cargo, cuts, install};
+use crate::command::shown;
+use crate::{cargo, install};
 
-/// Longest time for the matrices, and for building a fuzz target.
+/// Longest time for the matrix.
 const LONGEST: Duration = Duration::from_secs(1500);
 pub const PROGRAMS: &str = "build --workspace --lib --bins";
 
-/// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure:
-/// NAME = COUNT`.
-pub fn matrices() -> Result<()> {
-    cargo::build(PROGRAMS)?;
-    let words = "test --workspace --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
-                 --nocapture";
-    let mut tried = BTreeMap::<String, u64>::new();
-    let status = lines(&mut cargo::words(words), LONGEST, |line| {
-        println!("{line}");
-        // Libtest puts a test's name before the first line that it prints.
-        let figure = line.split_once("figure: ");
-        let figure = figure.and_then(|(_, rest)| rest.split_once(" = "));
-        if let Some((name, count)) = figure {
-            *tried.entry(name.to_owned()).or_default() += count.trim().parse().unwrap_or(0);
-        }
-    })?;
-    for (name, count) in tried {
-        println!("{name:<24} {count}");
-    }
-    match status.success() {
-        true => Ok(()),
-        false => bail!("a matrix failed ({status})"),
-    }
-}
-
-/// A matrix of its own.
-#[derive(Debug, clap::Subcommand)]
-pub enum Matrix {
-    /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
-    Slurm {
-        /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it
-        /// out [default: the machine's own]
-        #[arg(long)]
-        prefix: Option<PathBuf>,
-        /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
-        #[arg(long, conflicts_with = "prefix")]
-        root: Option<PathBuf>,
-        /// Run the cells whose names hold one of these words
-        #[arg(default_values_t = ["matrix_".to_owned()])]
-        cells: Vec<String>,
-    },
-    /// Cuts the power of a booted node after each tenth of a second of a job's life.
-    PowerCuts(cuts::Options),
+/// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
+#[derive(Debug, clap::Args)]
+pub struct Matrix {
+    /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it out
+    /// [default: the machine's own]
+    #[arg(long)]
+    prefix: Option<PathBuf>,
+    /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
+    #[arg(long, conflicts_with = "prefix")]
+    root: Option<PathBuf>,
+    /// Run the cells whose names hold one of these words
+    #[arg(default_values_t = ["matrix_".to_owned()])]
+    cells: Vec<String>,
 }
 
 const CELLS: &str = "test --locked --workspace --test slurm";
 
-pub fn matrix(matrix: &Matrix) -> Result<()> {
-    let (prefix, root, cells) = match matrix {
-        Matrix::PowerCuts(options) => return cuts::run(options),
-        Matrix::Slurm {
-            prefix,
-            root,
-            cells,
-        } => (prefix, root, cells),
-    };
+pub fn matrix(
+    Matrix {
+        prefix,
+        root,
+        cells,
+    }: &Matrix,
+) -> Result<()> {
     if prefix.is_none() && root.is_none() {
         install::slurm()?;
     }
@@ -111,52 +77,4 @@ pub fn in_system(root: &Path) -> Result<Command> {
     run.arg("--config");
     run.arg(format!("target.'cfg(all())'.runner = [{quoted}]"));
     Ok(run)
-}
-
-/// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log,
-/// what the schedulers hand over, and our own files. What breaks something is kept in
-/// 'fuzz/artifacts'.
-#[derive(Debug, clap::Args)]
-pub struct Fuzz {
-    /// Seconds for each target
-    #[arg(long, default_value_t = 60)]
-    seconds: u64,
-    /// This target alone; more than once: these
-    #[arg(long)]
-    target: Vec<String>,
-}
-
-const LIBFUZZER: &str =
-    "-timeout=10 -max_len=4096 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0";
-
-/// Without a sanitizer: the fuzzed code has no `unsafe`, and this is many times faster.
-pub fn fuzz(options: &Fuzz) -> Result<()> {
-    let listed = wrote(&mut cargo::words("fuzz list"));
-    let listed = listed.context("'cargo install cargo-fuzz' if cargo knows no command 'fuzz'")?;
-    let mut targets = options.target.clone();
-    if targets.is_empty() {
-        targets = listed.lines().map(str::to_owned).collect();
-    }
-    let mut all = 0_u64;
-    for target in &targets {
-        let found = Path::new("fuzz/target/corpus").join(target);
-        fs::create_dir_all(&found)?;
-        let mut run = cargo::words("fuzz run --sanitizer none");
-        run.env("RUSTC_BOOTSTRAP", "1");
-        let kept = Path::new("fuzz/corpus").join(target);
-        run.args([Path::new(target), &found, &kept]);
-        run.arg("--").args(LIBFUZZER.split(' '));
-        run.arg(format!("-max_total_time={}", options.seconds));
-        let limit = LONGEST + Duration::from_secs(options.seconds);
-        let status = lines(&mut run, limit, |line| {
-            println!("{line}");
-            let count = line.strip_prefix("stat::number_of_executed_units:");
-            all += count.map_or(0, |count| count.trim().parse().unwrap_or(0));
-        })?;
-        if !status.success() {
-            bail!("{target}: {status}");
-        }
-    }
-    println!("{all} executions, nothing broke");
-    Ok(())
 }

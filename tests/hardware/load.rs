@@ -11,10 +11,9 @@ use std::time::Duration;
 use ::tests::child;
 use ::tests::samples::rounded;
 use anyhow::{Context, Result, ensure};
-use runner::sweep::outcome::Outcome;
-use runner::sweep::plot;
 use serde_json::{Value, json};
 
+use crate::plot;
 use crate::result::hundredths;
 use crate::runner::{Counted, Scene, counted};
 use crate::site::{self, Gpu, Run};
@@ -281,11 +280,9 @@ impl Scene<'_> {
         let advice = told["advice"].as_str().unwrap_or_default();
         self.section
             .fact(&format!("{}: advice", sweep.name), advice);
-        let title = format!("{}, one {}", sweep.what, self.run.gpu().name);
-        told["title"] = title.as_str().into();
+        told["title"] = format!("{}, one {}", sweep.what, self.run.gpu().name).into();
         self.keep_json(sweep.name, &told)?;
-        let outcome: Outcome = serde_json::from_value(told)?;
-        let svg = plot::svg(&outcome, &title);
+        let svg = plot::svg(&told);
         self.run.keep(&format!("{}.svg", sweep.name), &svg)
     }
 }

@@ -9,6 +9,7 @@ mod floor;
 mod job;
 mod load;
 mod look;
+mod plot;
 mod programs;
 mod recipes;
 mod report;

@@ -9,11 +9,11 @@ use ::tests::child;
 use ::tests::samples::in_turn;
 use ::tests::slurm::Options;
 use anyhow::{Context, Result, bail};
-use runner::sweep::outcome::{Outcome, Row};
-use runner::sweep::plot;
+use serde_json::{Value, json};
 
 use crate::job::{Job, PLAIN};
 use crate::load::simulated;
+use crate::plot;
 use crate::result::{hundredths, median};
 use crate::runner::Scene;
 use crate::site::Run;
@@ -146,22 +146,17 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
     for count in COUNTS {
         for way in &WAYS {
             let sum = scene.simulations_of(count, way)?;
-            rows.push(Row {
-                clients: count as u32,
-                mps: way.share.is_some(),
-                threads: way.share.map(str::to_owned),
-                percent: None,
-                throughput: Some(sum),
-                runs: vec![sum],
-                percentiles: Vec::new(),
-                memory_mib: None,
-                failed: None,
-            });
+            let mut row = json!({"clients": count, "mps": way.share.is_some(), "throughput": sum, "runs": [sum]});
+            if let Some(share) = way.share {
+                row["threads"] = share.into();
+            }
+            rows.push(row);
         }
         let figure = |share| {
-            let is = |row: &&Row| row.threads.as_deref() == Some(share);
+            let is = |row: &&Value| row["threads"] == share;
             let row = rows.iter().rfind(is);
-            row.and_then(|row| row.throughput).context("no figure")
+            row.and_then(|row| row["throughput"].as_f64())
+                .context("no figure")
         };
         let part = figure(SHARED)? / figure(AS_RANKS)?;
         let name =
@@ -169,21 +164,16 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
         let is_so = (part - 1.0).abs() <= AS_ONE;
         scene.section.check(name, is_so, format!("{part:.3} of it"));
     }
-    let outcome = Outcome {
-        unit: "ns/day".into(),
-        time_unit: None,
-        gpus: 1,
-        gpu_memory_mib: Some(scene.run.gpu().total_mib),
-        most_clients: None,
-        pbs: false,
-        rows,
-        notes: Vec::new(),
-    };
-    let title = format!("OpenMM in jobs that share one {}", scene.run.gpu().name);
-    let mut told = serde_json::to_value(&outcome)?;
-    told["title"] = title.as_str().into();
+    let gpu = scene.run.gpu();
+    let told = json!({
+        "title": format!("OpenMM in jobs that share one {}", gpu.name),
+        "unit": "ns/day",
+        "gpus": 1,
+        "gpu_memory_mib": gpu.total_mib,
+        "rows": rows,
+    });
     scene.keep_json("shared", &told)?;
-    scene.run.keep("shared.svg", &plot::svg(&outcome, &title))
+    scene.run.keep("shared.svg", &plot::svg(&told))
 }
 
 impl Scene<'_> {

@@ -15,10 +15,10 @@ use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::{ComputeMode, GpuUuid};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use runner::sweep::plot::{self, Bar};
 use toml::{Table, Value};
 
 use crate::job::{self, Job, PLAIN, within};
+use crate::plot::{self, Bar};
 use crate::result::{Section, median, spread};
 use crate::runner::{PROGRAM, Scene, counted};
 use crate::site::{self, BEFORE, Gpu, Place, Run};
@@ -487,7 +487,6 @@ fn picture(rows: &[Table]) -> Result<String> {
             let to = median(&times);
             bars.push(Bar {
                 name: format!("{name}, {side}"),
-                from: 0.0,
                 to,
                 said: format!("{to:.0} ms"),
                 kind,
@@ -496,7 +495,7 @@ fn picture(rows: &[Table]) -> Result<String> {
         }
     }
     let titles = ["From srun to the end of the first kernel of the last rank"];
-    Ok(plot::bars(&titles, &bars, plot::LARGE))
+    Ok(plot::bars(&titles, &bars))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How much was tried: lines that `cargo xtask matrices` adds up.
+//! How much was tried: what `cargo test -p tests --test suite -- --nocapture` prints.
 
 /// Says that `count` more of `name` were tried. A test that loses one fails before it comes here.
 pub fn tell(name: &str, count: u64) {

@@ -261,18 +261,6 @@ fn a_file_without_an_end_is_not_explained() {
     }
 }
 
-/// Only root can list a job's directory.
-#[test]
-fn a_jobs_log_is_explained_to_its_user_alone() {
-    let place = with_job(1, "6.srv", "MPS=true", "0");
-    let log = place.job("6.srv").join("log/server.log");
-    fs::write(log, "Server status: FAULT\n").expect("a log");
-    let explain = |user| place.mpsctl_as(user, &["explain", "6.srv"], &[]);
-    explain(USER).ok().prints("a fatal GPU error");
-    let other = explain(OTHER_USER).exits(1);
-    other.complains("no job with a log or report for you");
-}
-
 #[test]
 fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
     let place = place(1);

@@ -1,4 +1,4 @@
-//! A node that loses its power while a job runs. `cargo xtask matrix power-cuts` runs these, one
+//! A node that loses its power while a job runs. `cargo xtask machine --power-cuts` runs these, one
 //! after the other in a machine that keeps its disk.
 
 use std::fs;
@@ -23,7 +23,7 @@ fn is_to_deliver() -> bool {
 fn is_wanted(test: &str) -> bool {
     let wanted = std::env::args().any(|word| word == format!("cut::{test}"));
     if !wanted {
-        println!("not tried here: 'cargo xtask matrix power-cuts' does");
+        println!("not tried here: 'cargo xtask machine --power-cuts' does");
     }
     wanted
 }

@@ -21,6 +21,12 @@ pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
+/// These, with a comma between.
+pub fn list(all: impl IntoIterator<Item = impl ToString>) -> String {
+    let all: Vec<String> = all.into_iter().map(|one| one.to_string()).collect();
+    all.join(", ")
+}
+
 const LONGEST_WORD: usize = 64;
 
 /// The `known` word that the user most likely meant by `word`, in any case; `None`: none is near.

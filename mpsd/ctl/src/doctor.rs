@@ -12,6 +12,7 @@ use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::config::{DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::gpu::{DRIVER_OF_13_1, GpuProcess, MOST_CLIENTS, Mig};
+use mpsd_core::text::list;
 use mpsd_core::{ComputeMode, Failure, Inventory};
 use nix::unistd::geteuid;
 use setup::ADMIN_VERBS;
@@ -159,11 +160,6 @@ fn nvml(worker: &Path, settings: &Settings, config: &Path) -> Vec<CheckLine> {
         all.extend(foreign::lines(&foreign::daemons(settings, &moved), &held));
     }
     all
-}
-
-fn list(all: impl IntoIterator<Item = impl ToString>) -> String {
-    let all: Vec<String> = all.into_iter().map(|one| one.to_string()).collect();
-    all.join(", ")
 }
 
 fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {

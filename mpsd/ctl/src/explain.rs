@@ -1,19 +1,10 @@
-//! `mpsctl explain`: explains a CUDA error, a program, or the lines of a log or of a job.
+//! `mpsctl explain`: explains a CUDA error, a program, or the lines of a log.
 
-use super::attach::Caller;
-use super::report;
 use super::terminal::{width, wrap};
-use super::{NAME, complain};
-use batch::Location;
 use mpsd::cli::troubles::{TROUBLES, Trouble};
-use mpsd::job::report_text;
-use mpsd::node::by_child;
-use mpsd_core::config::Settings;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
-use mpsd_core::record::{self, RecordRead};
-use mpsd_core::text::{nearest, one_line, or_meant};
-use mpsd_core::{Failure, JobPaths, Refusal, Undetermined};
-use mpsd_sys::deadline::Deadline;
+use mpsd_core::text::{list, nearest, one_line, or_meant};
+use mpsd_core::{Failure, Refusal, Undetermined};
 use nix::fcntl::OFlag;
 use serde::Serialize;
 use serde_json::json;
@@ -21,16 +12,12 @@ use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Longest part of a log that is read, bytes.
 const LOG_BYTES: u64 = 64 << 20;
 /// Longest part of a line that is searched, bytes; and shown, characters.
 const LINE_BYTES: usize = 4096;
 const SHOWN: usize = 160;
-/// Time to read a job's logs, and most that is answered of them, bytes.
-const LOGS_TIME: Duration = Duration::from_secs(10);
-const ANSWER_BYTES: usize = 60_000;
 /// Where the packages install `docs/facts`.
 const FACTS: &str = "/usr/share/doc/mpsd/facts";
 /// How programs write the number of a CUDA error.
@@ -88,9 +75,9 @@ impl From<Vec<Explained>> for Found {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Explain {
     /// A CUDA error, by its number (806), its name (cudaErrorMpsRpcFailure) or what a program says;
-    /// a program (jax); the file of a log; a job, for its log and report; or '-' for standard
-    /// input. What a log has first comes first. Without it all that is known
-    #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|JOB|-")]
+    /// a program (jax); the file of a log; or '-' for standard input. What a log has first comes
+    /// first. Without it all that is known
+    #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|-")]
     pub what: Option<PathBuf>,
 }
 
@@ -98,10 +85,9 @@ impl Explain {
     /// The text to print.
     ///
     /// # Errors
-    /// It is neither known nor a file nor a job (refusal), or file or job cannot be read
-    /// (undetermined).
-    pub fn run(&self, config: &Path, json: bool) -> Result<String, Failure> {
-        let found = self.find(config)?;
+    /// It is neither known nor a file (refusal), or the file cannot be read (undetermined).
+    pub fn run(&self, json: bool) -> Result<String, Failure> {
+        let found = self.find()?;
         if json {
             return Ok(format!("{}\n", json!(found)));
         }
@@ -119,13 +105,12 @@ impl Explain {
         let what = what.map(|what| one_line(&what, SHOWN)).unwrap_or_default();
         let read = match what.as_str() {
             "-" => "standard input".to_owned(),
-            file if Path::new(file).exists() => format!("'{file}'"),
-            job => format!("the logs and the report of job {job}"),
+            file => format!("'{file}'"),
         };
         format!("no known error in {read}\n")
     }
 
-    fn find(&self, config: &Path) -> Result<Found, Failure> {
+    fn find(&self) -> Result<Found, Failure> {
         let Some(what) = &self.what else {
             return Ok(Found {
                 troubles: TROUBLES.iter().map(Explained::of).collect(),
@@ -142,83 +127,17 @@ impl Explain {
         }
         let read = match word.as_ref() {
             "-" => read(io::stdin()),
-            _ if what.exists() => open(what, OFlag::empty()).and_then(read),
+            _ if what.exists() => open(what).and_then(read),
             text => {
-                if let Some(trouble) = of_line(text).or_else(|| of_part(text)) {
-                    return Ok(vec![Explained::of(trouble)].into());
-                }
-                let (settings, _) = Caller::this(config, None).settings();
-                let lines = of_job(&settings, text)?.ok_or_else(|| unknown(text))?;
-                return Ok(of_log(&lines).into());
+                let trouble = of_line(text).or_else(|| of_part(text));
+                let trouble = trouble.ok_or_else(|| unknown(text))?;
+                return Ok(vec![Explained::of(trouble)].into());
             }
         };
         let what = || format!("'{}'", one_line(&word, SHOWN));
         let log = read.map_err(|why| Undetermined::new(what(), why.to_string()))?;
         Ok(of_log(&log).into())
     }
-}
-
-/// What the job's report says, and NVIDIA's logs while it runs; `None` if this node has neither for
-/// the caller.
-fn of_job(settings: &Settings, job: &str) -> Result<Option<Vec<String>>, Failure> {
-    let Ok(ids) = batch::meant(job, &Location::of(settings)) else {
-        return Ok(None);
-    };
-    let reports = report::of_job(settings, job, 0)?;
-    let mut lines: Vec<String> = reports.iter().flat_map(report_text::lines).collect();
-    let mut is_there = !reports.is_empty();
-    let mut logs = ids.iter().map(|id| logs_of(&settings.paths.job(id)));
-    if let Some(logs) = logs.find(|logs| !logs.is_empty()) {
-        // Whoever owns the logs can keep their reader in the kernel, where no signal ends it.
-        match by_child(Deadline::after(LOGS_TIME), || lines_of(&logs)) {
-            Ok(of_logs) => {
-                is_there |= of_logs.is_some();
-                lines.extend(of_logs.into_iter().flatten());
-            }
-            Err(why) => {
-                is_there = true;
-                complain(NAME, &format!("job {job}: its logs are left out: {why}"));
-            }
-        }
-    }
-    Ok(is_there.then_some(lines))
-}
-
-/// The log directories of a job's daemons, by name: its user cannot list the job's directory.
-fn logs_of(job: &JobPaths) -> Vec<PathBuf> {
-    match record::look(&job.record()) {
-        Ok(RecordRead::Found(record)) => record
-            .daemons
-            .into_iter()
-            .map(|daemon| daemon.log)
-            .collect(),
-        _ => {
-            let (_, log) = JobPaths::daemon_names(0, 1);
-            let log = job.directory().join(log);
-            [log].into_iter().filter(|log| log.is_dir()).collect()
-        }
-    }
-}
-
-/// The lines of these directories' files that are explained; `None`: the caller may read none.
-fn lines_of(logs: &[PathBuf]) -> Option<Vec<String>> {
-    let readable: Vec<_> = logs.iter().flat_map(std::fs::read_dir).collect();
-    if readable.is_empty() {
-        return None;
-    }
-    // The user's directory: root follows no link out of it.
-    let files = readable.into_iter().flatten().flatten();
-    let lines = files.flat_map(|file| {
-        let file = open(&file.path(), OFlag::O_NOFOLLOW);
-        file.and_then(read).unwrap_or_default()
-    });
-    let mut room = ANSWER_BYTES;
-    let fits = |line: &String| {
-        let bytes = json!(line).to_string().len() + 1;
-        room = room.saturating_sub(bytes);
-        room > 0
-    };
-    Some(lines.take_while(fits).collect())
 }
 
 fn named(word: &str) -> Option<&'static Trouble> {
@@ -236,20 +155,20 @@ fn named(word: &str) -> Option<&'static Trouble> {
 }
 
 fn unknown(word: &str) -> Refusal {
-    const WHY: &str =
-        "no known error or program, no file, and no job with a log or report for you on this node";
-    const ALLOWED: &str = "one of those that 'mpsctl explain' lists, a file, or a job of yours; 'mpsctl sweep' measures any program";
+    const WHY: &str = "no known error or program, and no file";
+    const ALLOWED: &str = "one of those that 'mpsctl explain' lists, or a file; of a job: 'mpsctl report JOB | mpsctl explain -'; \
+                           'mpsctl sweep' measures any program";
     let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
     let why = or_meant(WHY, nearest(word, words.map(String::as_str)));
     Refusal::new(format!("'{}'", one_line(word, SHOWN)), why, ALLOWED)
 }
 
 /// Opens a regular file: a FIFO or a terminal might never end.
-fn open(path: &Path, flags: OFlag) -> io::Result<File> {
+fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options
         .read(true)
-        .custom_flags((flags | OFlag::O_NONBLOCK).bits())
+        .custom_flags(OFlag::O_NONBLOCK.bits())
         .open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -327,9 +246,8 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
 fn paragraph(found: &Explained) -> String {
     let trouble = found.trouble;
     let codes = trouble.codes.iter();
-    let codes = codes.map(|code| format!("CUDA error {code}"));
-    let codes = match codes.collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => none,
+    let codes = match &*list(codes.map(|code| format!("CUDA error {code}"))) {
+        "" => String::new(),
         codes => format!(" ({codes})"),
     };
     let line = found.line.as_ref().map(|line| match found.more_lines {
@@ -370,14 +288,13 @@ fn part((what, text): (&str, &String)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::JobId;
 
     /// What NVIDIA's programs wrote.
     const TRANSCRIPT: &str = include_str!("../../../docs/facts/mps-580-transcript.txt");
 
     fn explained(what: &str) -> Result<String, Failure> {
         let what = Some(what.into());
-        Explain { what }.run(Path::new("/nonexistent"), false)
+        Explain { what }.run(false)
     }
 
     #[test]
@@ -581,40 +498,6 @@ mod tests {
                 "{text}"
             );
         }
-    }
-
-    #[test]
-    fn a_job_is_its_logs_and_reports_and_one_with_neither_is_refused() {
-        let run = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            paths: mpsd_core::paths::Paths::new(run.path(), run.path().join("state")),
-            ..Settings::usual()
-        };
-        let job = JobId::parse("4711").unwrap();
-        let of_job = |settings| of_job(settings, job.as_str());
-        // A child of a process with threads must not wait for a table that another thread was
-        // reading.
-        std::sync::LazyLock::force(&TROUBLES);
-        assert!(of_job(&settings).unwrap().is_none());
-        let log = settings.paths.job(&job).directory().join("log");
-        std::fs::create_dir_all(&log).unwrap();
-        std::fs::write(log.join("server.log"), "healthy\nServer status: FAULT\n").unwrap();
-        let elsewhere = run.path().join("elsewhere");
-        std::fs::write(&elsewhere, "Duplicate GPU detected\n").unwrap();
-        std::os::unix::fs::symlink(&elsewhere, log.join("control.log")).unwrap();
-        let lines = of_job(&settings).unwrap().unwrap();
-        assert_eq!(
-            lines,
-            ["Server status: FAULT"],
-            "root follows no link of the user's"
-        );
-        let many = "Server status: FAULT \u{1}\n".repeat(3000);
-        std::fs::write(log.join("server.log"), many).unwrap();
-        let most = of_job(&settings).unwrap().unwrap().len();
-        assert!(
-            (1000..3000).contains(&most),
-            "{most} lines of a log without end"
-        );
     }
 
     #[test]

@@ -28,6 +28,8 @@ use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What the page says of each family before its samples, in its order.
+const FAMILIES: &str = include_str!("metrics.prom");
 const UTILIZATION: &str = "job_gpu_utilization_ratio";
 const ENERGY: &str = "job_energy_joules_total";
 const HELD: &str = "job_client_memory_max_bytes";
@@ -296,154 +298,103 @@ fn clients(
 type Sample = (String, String);
 
 fn page(status: &NodeStatus, counted: Option<&Counted>, usable: bool) -> String {
-    let mut page = Page(String::new());
+    let mut page = Page::default();
     let version = by("version", [(env!("CARGO_PKG_VERSION"), 1)]);
-    page.gauge(
-        "build_info",
-        "The release of mpsd that wrote this.",
-        version,
-    );
-    let help = "Whether mpsd.toml can be used; if not, no job gets MPS, and the numbers are of the directories that it still names.";
-    page.gauge("config_usable", help, one(u8::from(usable)));
+    page.add("build_info", version);
+    page.add("config_usable", one(u8::from(usable)));
     page.now(status);
     if !status.jobs.is_empty() {
         page.jobs(&status.jobs);
-        page.figures(&status.figures);
-    }
-    if let Some(counted) = counted {
-        let help = "Drains of this node by mpsd that stand, by whether its scheduler has got them.";
-        let drains = [("true", counted.drains), ("false", counted.waiting)];
-        page.gauge("drains", help, by("delivered", drains));
-        counted.tally.iter().for_each(|tally| page.since(tally));
-    }
-    page.0
-}
-
-struct Page(String);
-
-impl Page {
-    /// A family of numbers; `help` has neither a line's end nor a backslash.
-    fn family(
-        &mut self,
-        kind: &str,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = Sample>,
-    ) {
-        let comments = format!("# HELP mpsd_{name} {help}\n# TYPE mpsd_{name} {kind}\n");
-        self.0.push_str(&comments);
-        for (labels, value) in samples {
-            let _ = writeln!(self.0, "mpsd_{name}{labels} {value}");
+        for family in [UTILIZATION, ENERGY, HELD, LIMIT, JOB_LIMIT] {
+            let its = status.figures.iter().filter(|(of, ..)| *of == family);
+            let samples = its.map(|(_, labels, value)| (labels.clone(), value.clone()));
+            page.add(family, samples);
         }
     }
+    if let Some(counted) = counted {
+        let drains = [("true", counted.drains), ("false", counted.waiting)];
+        page.add("drains", by("delivered", drains));
+        counted.tally.iter().for_each(|tally| page.since(tally));
+    }
+    page.text()
+}
 
-    fn gauge(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
-        self.family("gauge", name, help, samples);
+/// The samples of the families by their names in [`FAMILIES`], less `mpsd_`.
+#[derive(Debug, Default)]
+struct Page(BTreeMap<&'static str, Vec<Sample>>);
+
+impl Page {
+    /// The family is on the page also if it has no sample.
+    fn add(&mut self, family: &'static str, samples: impl IntoIterator<Item = Sample>) {
+        self.0.insert(family, samples.into_iter().collect());
     }
 
-    fn counter(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = Sample>) {
-        self.family("counter", name, help, samples);
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for family in FAMILIES.split("# HELP mpsd_").skip(1) {
+            let name = family.split(' ').next().unwrap_or_default();
+            let Some(samples) = self.0.get(name) else {
+                continue;
+            };
+            let _ = write!(text, "# HELP mpsd_{family}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "mpsd_{name}{labels} {value}");
+            }
+        }
+        text
     }
 
     fn now(&mut self, status: &NodeStatus) {
         let states = [
-            ("starting", Phase::Starting),
-            ("ready", Phase::Ready),
-            ("left", Phase::Left),
+            ("starting", status.count(Phase::Starting)),
+            ("ready", status.count(Phase::Ready)),
+            ("left", status.count(Phase::Left)),
+            ("unreadable", status.unread),
         ];
-        let states = states.map(|(state, phase)| (state, status.count(phase)));
-        let help = "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.";
-        let unread = by("state", [("unreadable", status.unread)]);
-        self.gauge("jobs", help, by("state", states).into_iter().chain(unread));
+        self.add("jobs", by("state", states));
         let ready = status.jobs.iter().filter(|job| job.phase == Phase::Ready);
         let gpus = ready.flat_map(|job| &job.gpus);
         let clients = gpus.filter_map(|gpu| gpu.clients.as_ref());
         let idle = clients.filter(|clients| clients.is_empty()).count();
-        let help = "GPUs of ready jobs that no client of theirs uses now.";
-        self.gauge("gpus_idle", help, one(idle));
-        let help = "What hung in the driver and waits for a second look; until then the node takes no job with MPS.";
-        self.gauge("second_looks", help, one(status.suspicions));
+        self.add("gpus_idle", one(idle));
+        self.add("second_looks", one(status.suspicions));
         if let Some(up) = status.nvml {
-            let help = "Whether NVML answered for the jobs' GPUs.";
-            self.gauge("nvml_up", help, one(u8::from(up)));
+            self.add("nvml_up", one(u8::from(up)));
         }
     }
 
     fn jobs(&mut self, jobs: &[JobStatus]) {
         let id = |job: &JobStatus| labels(&[("jobid", job.job.as_str())]);
         let began = |job: &JobStatus| Some((id(job), job.began?.to_string()));
-        let help = "When the job began on this node, in seconds since 1970.";
         let began = jobs.iter().filter_map(began);
-        self.gauge("job_began_timestamp_seconds", help, began);
+        self.add("job_began_timestamp_seconds", began);
         let lost = |job: &JobStatus| {
             let lost = job.daemons.iter().filter(|daemon| daemon.ended);
             (id(job), lost.count().to_string())
         };
         let ready = jobs.iter().filter(|job| job.phase == Phase::Ready);
-        let help = "Control daemons of a ready job that have ended: its clients fail, or run outside of MPS.";
-        self.gauge("job_daemons_lost", help, ready.map(lost));
-        let help = "MPS clients of the job on the GPU.";
+        self.add("job_daemons_lost", ready.map(lost));
         let count = |clients: &[ClientStatus]| clients.len() as u64;
-        self.gauge("job_clients", help, by_gpu(jobs, count));
-        let help = "Memory of the GPU that the job's MPS clients hold, as NVML counts.";
+        self.add("job_clients", by_gpu(jobs, count));
         let memory = |clients: &[ClientStatus]| {
             let held = clients.iter().filter_map(|client| client.memory);
             held.fold(0, u64::saturating_add)
         };
-        self.gauge("job_memory_bytes", help, by_gpu(jobs, memory));
-    }
-
-    fn figures(&mut self, figures: &[Figure]) {
-        for (kind, family, help) in [
-            (
-                "gauge",
-                UTILIZATION,
-                "Part of the GPU that all jobs on it used while the job had clients, by the driver's counters: of the time, of the \
-                 multiprocessors, of the memory's bandwidth; a process of the job's user says so.",
-            ),
-            (
-                "counter",
-                ENERGY,
-                "Energy of the GPU while the job had clients; a process of the job's user says so.",
-            ),
-            (
-                "gauge",
-                HELD,
-                "The most that one client of the job held of the GPU's memory; a process of the job's user says so.",
-            ),
-            (
-                "gauge",
-                LIMIT,
-                "The most that one client of the job may hold of the GPU's memory.",
-            ),
-            (
-                "gauge",
-                JOB_LIMIT,
-                "The most that the job's clients may hold of the GPU's memory together.",
-            ),
-        ] {
-            let its = figures.iter().filter(|(of, ..)| *of == family);
-            let samples = its.map(|(_, labels, value)| (labels.clone(), value.clone()));
-            self.family(kind, family, help, samples);
-        }
+        self.add("job_memory_bytes", by_gpu(jobs, memory));
     }
 
     fn since(&mut self, tally: &Tally) {
-        let help = "Jobs whose MPS became ready.";
-        self.counter("jobs_begun_total", help, one(tally.begun));
+        self.add("jobs_begun_total", one(tally.begun));
         let kinds = [
             ("refusal", tally.refusals),
             ("fault", tally.faults),
             ("undetermined", tally.undetermined),
         ];
-        let help = "Starts of a job's MPS that failed, by kind: refusals are the users', faults the node's, the rest proves nothing.";
-        self.counter("starts_failed_total", help, by("kind", kinds));
+        self.add("starts_failed_total", by("kind", kinds));
         let as_before = tally.ended.saturating_sub(tally.left);
-        let ended = by("as_before", [("true", as_before), ("false", tally.left)]);
-        let help = "Jobs with MPS that have ended, by whether the node was as before then.";
-        self.counter("jobs_ended_total", help, ended);
-        let help = "Jobs with MPS for whose start or end the node was drained.";
-        self.counter("jobs_drained_total", help, one(tally.drained));
+        let ended = [("true", as_before), ("false", tally.left)];
+        self.add("jobs_ended_total", by("as_before", ended));
+        self.add("jobs_drained_total", one(tally.drained));
         let troubles = [
             ("server_lost", tally.server_lost),
             ("daemon_lost", tally.daemon_lost),
@@ -452,20 +403,12 @@ impl Page {
             ("over_memory", tally.over_memory),
             ("idle_gpu", tally.idle_gpu),
         ];
-        let help = "Jobs that have ended, by what went wrong in them; a process of the job's user says so.";
-        self.counter("jobs_troubled_total", help, by("trouble", troubles));
-        let advised = RULES.iter().map(|rule| {
-            let jobs = tally.advised.get(rule.name).copied().unwrap_or(0);
-            (labels(&[("rule", rule.name)]), jobs.to_string())
-        });
-        let help = "Jobs that have ended, by the rule of the advice in their report.";
-        self.counter("jobs_advised_total", help, advised);
-        let help = "Time to ready of jobs that have ended.";
-        let ready = histogram(&tally.ready);
-        self.family("histogram", "job_ready_seconds", help, ready);
-        let help = "Time that the ends of jobs took.";
-        let teardown = histogram(&tally.teardown);
-        self.family("histogram", "job_teardown_seconds", help, teardown);
+        self.add("jobs_troubled_total", by("trouble", troubles));
+        let jobs = |rule| tally.advised.get(rule).copied().unwrap_or(0);
+        let advised = RULES.map(|rule| (rule.name, jobs(rule.name)));
+        self.add("jobs_advised_total", by("rule", advised));
+        self.add("job_ready_seconds", histogram(&tally.ready));
+        self.add("job_teardown_seconds", histogram(&tally.teardown));
     }
 }
 

@@ -125,16 +125,16 @@ enum Verb {
     /// better, a user may have caused it, or it could not be checked now. Exit status: 0 no FAIL; 2
     /// a FAIL.
     Doctor(Doctor),
-    /// Explain a CUDA error under MPS, a log, a job, or how a program fares under MPS
+    /// Explain a CUDA error under MPS, a log, or how a program fares under MPS
     ///
-    /// Explains each known trouble of a log, or of a job's log and report, once, with its first
-    /// line. A number that is an error's and a job's is the error. Needs neither a job nor a GPU.
+    /// Explains each known trouble of a log once, with its first line. Needs neither a job nor a
+    /// GPU.
     Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
 }
 
-/// The words of a verb that `mps-runner` reads: the program that root calls needs neither plots nor
+/// The words of a verb that `mps-runner` reads: the program that root calls needs no
 /// progress bars.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
@@ -300,7 +300,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
                 Ok(verb.print(&doctor::check(&node, context)))
             })
         }
-        Verb::Explain(verb) => print(&verb.run(config, json)?),
+        Verb::Explain(verb) => print(&verb.run(json)?),
         Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
     }
 }

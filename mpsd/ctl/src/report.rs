@@ -107,11 +107,7 @@ fn stored(settings: &Settings, job: Option<&JobId>, since: u64) -> Result<Vec<Jo
 }
 
 /// The reports of `job`, and of its steps with daemons of their own, that the caller may read.
-pub(super) fn of_job(
-    settings: &Settings,
-    job: &str,
-    since: u64,
-) -> Result<Vec<JobReport>, Failure> {
+fn of_job(settings: &Settings, job: &str, since: u64) -> Result<Vec<JobReport>, Failure> {
     for job in batch::meant(job, &Location::of(settings))? {
         let mut found = stored(settings, Some(&job), since)?;
         found.retain(|report| report.job.belongs_to(&job));

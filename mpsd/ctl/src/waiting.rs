@@ -87,12 +87,10 @@ fn failed(SeveralFailed { users, job, age }: SeveralFailed) -> CheckLine {
 fn group(id: u32) -> Option<CheckLine> {
     let group = users::get_group_by_gid(id).filter(|_| id != 0)?;
     let (name, members) = (group.name().display(), group.members().iter());
-    let members: Vec<_> = members
-        .map(|name| text::user(name.to_string_lossy()))
-        .collect();
-    let members = match members.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", members.join(", ")),
+    let members = members.map(|name| text::user(name.to_string_lossy()));
+    let members = match &*text::list(members) {
+        "" => String::new(),
+        members => format!(" ({members})"),
     };
     Some(Warn(format!(
         "daemon_group {id} is this node's group '{name}': its members{members} can take over the daemons of their jobs, \

@@ -1,5 +1,5 @@
 //! `mps-runner`: runs a user's commands on a job's GPUs under its MPS. Root calls `mpsctl`, which
-//! must not need plots or progress bars. So `mpsctl sweep` and `mpsctl pack` become this program.
+//! must not need progress bars. So `mpsctl sweep` and `mpsctl pack` become this program.
 //!
 //! [`engine`] runs one command, [`places`] says on which GPU, [`gpus`] asks NVML what it takes.
 //! [`sweep`] and [`pack`] are the two verbs.
@@ -7,13 +7,13 @@
 
 mod engine;
 mod gpus;
-pub mod pack;
+mod pack;
 mod places;
 mod progress;
 mod regular;
 mod setting;
 mod share;
-pub mod sweep;
+mod sweep;
 
 use clap::{FromArgMatches as _, Subcommand};
 use ctl::{Caller, mpsctl};

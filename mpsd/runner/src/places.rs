@@ -102,8 +102,16 @@ impl Places {
     /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all
     /// figures would be wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
-        let record = self.with_mps.as_ref().map(|(record, _)| record);
-        record.map_or(Ok(()), unlimited)
+        let Some((record, _)) = &self.with_mps else {
+            return Ok(());
+        };
+        let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
+        let lowest = of_daemon.chain(record.rank_threads.iter().copied()).min();
+        let Some(percent) = lowest else { return Ok(()) };
+        let gives = format!("its MPS gives each client {percent} % of the threads");
+        let why = format!("{gives}, and a client can only lower that");
+        let allowed = "a job with --mps (MPS=true) and no share of its own";
+        Err(Refusal::new(format!("job {}", record.job), why, allowed))
     }
 
     /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a
@@ -197,16 +205,6 @@ impl Places {
 fn value(changes: &[Change], name: &str) -> Option<String> {
     let mut changes = changes.iter();
     changes.find(|change| change.name == name)?.value.clone()
-}
-
-fn unlimited(record: &Record) -> Result<(), Refusal> {
-    let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
-    let lowest = of_daemon.chain(record.rank_threads.iter().copied()).min();
-    let Some(percent) = lowest else { return Ok(()) };
-    let gives = format!("its MPS gives each client {percent} % of the threads");
-    let why = format!("{gives}, and a client can only lower that");
-    let allowed = "a job with --mps (MPS=true) and no share of its own";
-    Err(Refusal::new(format!("job {}", record.job), why, allowed))
 }
 
 #[cfg(test)]

@@ -16,18 +16,13 @@ pub struct Progress {
 
 impl Progress {
     pub fn new(all: u64) -> Self {
-        let bar = ProgressBar::new(all);
-        let bar = match ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        };
-        let begin = Instant::now();
-        let told = begin;
+        let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
         Self {
-            bar,
+            bar: ProgressBar::new(all).with_style(style),
             all,
-            begin,
-            told,
+            begin: Instant::now(),
+            told: Instant::now(),
         }
     }
 

@@ -18,6 +18,7 @@ use batch::host::boot_time;
 use batch::{Location, Scheduler};
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, RecordRead};
+use mpsd_core::text::list;
 use mpsd_core::{Failure, JobId, Paths, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::guard::ask;
@@ -186,11 +187,6 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
         let text = format!("what other jobs left here is not taken down yet: {none}");
         line(NAME, Severity::Warning, &text);
     }
-}
-
-fn list<T: ToString>(all: &[T]) -> String {
-    let all: Vec<String> = all.iter().map(T::to_string).collect();
-    all.join(", ")
 }
 
 impl<'a> Run<'a> {

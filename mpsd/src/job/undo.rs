@@ -9,7 +9,7 @@ use super::node::{Member, Node, Role, Rung};
 use super::shared;
 use super::store::Store as _;
 use crate::plan::effects::Effect;
-use mpsd_core::text;
+use mpsd_core::text::{self, list};
 use mpsd_core::{GpuUuid, JobId};
 use std::time::{Duration, Instant};
 
@@ -154,11 +154,6 @@ fn say_survivors(
 fn living(mut members: Vec<Member>) -> Vec<Member> {
     members.retain(|m| !m.is_defunct());
     members
-}
-
-fn list(members: &[Member]) -> String {
-    let all: Vec<String> = members.iter().map(Member::to_string).collect();
-    all.join(", ")
 }
 
 /// Reports contexts of the job's user on a GPU of the job. One is killed only if the site wants

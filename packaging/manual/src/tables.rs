@@ -8,6 +8,7 @@ use mpsd::cli::troubles::{TROUBLES, Trouble};
 use mpsd_core::advice::RULES;
 use mpsd_core::programs::{KnownProgram, PROGRAMS};
 use mpsd_core::request::{Key, Row};
+use mpsd_core::text::list;
 use serde_json::Value;
 
 use crate::settings::escape;
@@ -257,10 +258,9 @@ fn compared(row: &Value, of: &str, mode: &str) -> Option<Ordering> {
 
 /// Its name, with CUDA's numbers.
 pub fn title(row: &Trouble) -> String {
-    let codes: Vec<String> = row.codes.iter().map(ToString::to_string).collect();
-    match codes.is_empty() {
-        true => row.name.clone(),
-        false => format!("{} ({})", row.name, codes.join(", ")),
+    match &*list(&row.codes) {
+        "" => row.name.clone(),
+        codes => format!("{} ({codes})", row.name),
     }
 }
 

@@ -366,31 +366,3 @@ fn a_start_that_its_user_stops_does_not_come_up_after_the_jobs_end() {
     std::thread::sleep(Duration::from_secs(2));
     place.assert_as_before("a start that its user stopped");
 }
-
-#[test]
-fn root_waits_for_no_log_of_a_job_that_it_explains() {
-    alone(|| {
-        let (place, job) = (Place::new(fast(1), ""), "93.srv");
-        place.begin(job, "MPS=true", "0");
-        let Some((at, hung)) = place.hung("fuse", Hung::over_for_all) else {
-            return;
-        };
-        let log = place.job(job).join("log/of-its-user.log");
-        fs::write(&log, "").expect("a log");
-        let of_fuse = Some(at.join(FILE));
-        mount(
-            of_fuse.as_deref(),
-            &log,
-            None::<&str>,
-            MsFlags::MS_BIND,
-            None::<&str>,
-        )
-        .expect("bind mount");
-        let ran = place.mpsctl(&["explain", job]);
-        ran.within(Duration::from_secs(30));
-        ran.complains("job 93.srv: its logs are left out");
-        drop(hung);
-        place.end(job);
-        place.assert_as_before("logs that nobody can read");
-    });
-}

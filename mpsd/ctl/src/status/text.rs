@@ -5,6 +5,7 @@ use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::terminal::{cut, wrap};
 use mpsd::daemon::queries::Server;
 use mpsd_core::GpuUuid;
+use mpsd_core::text::list;
 
 const UNKNOWN: &str = "-";
 /// Where the further lines of a sentence begin.
@@ -23,14 +24,12 @@ pub fn lines(status: &JobStatus, width: Option<usize>) -> Vec<String> {
     let user = user.unwrap_or_else(|| format!("user {}", status.uid));
     let (job, phase) = (&status.job, status.phase_line());
     let mut lines = vec![format!("job {job} of {user}: {phase}")];
-    let others = status.shared_with.iter().map(|job| job.as_str());
-    let others: Vec<&str> = others.collect();
+    let others = &status.shared_with;
     if !others.is_empty() {
         // Only root's journal says when it began.
         let owner = status.began.map_or("your", |_| "the user's");
-        let jobs = others.join(", ");
         let s = if others.len() == 1 { "" } else { "s" };
-        lines.push(format!("  shared with {owner} job{s} {jobs}"));
+        lines.push(format!("  shared with {owner} job{s} {}", list(others)));
     }
     let several = status.daemons.len() > 1;
     let of_daemon = |daemon| daemon_lines(daemon, several, status.shared);
@@ -82,10 +81,9 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<Strin
         return vec![format!("  {name}: {why}")];
     }
     let server = |server: &Server| format!("server {} {}", server.pid, server.state);
-    let servers: Vec<String> = daemon.servers.iter().map(server).collect();
-    let servers = match servers.is_empty() {
+    let servers = match daemon.servers.is_empty() {
         true => "no server: the next client starts one".to_owned(),
-        false => servers.join(", "),
+        false => list(daemon.servers.iter().map(server)),
     };
     let mut lines = vec![format!("  {name}: answers; {servers}")];
     let unasked = match shared {
@@ -141,9 +139,8 @@ fn idle(status: &JobStatus) -> Option<String> {
     let idle = status.without_client.as_ref();
     let idle = idle.filter(|gpus| !gpus.is_empty())?;
     let gpus = status.gpus.iter().filter(|gpu| idle.contains(&gpu.uuid));
-    let list = gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
-    let list: Vec<String> = list.collect();
-    Some(format!("  no client uses GPU {}", list.join(", ")))
+    let gpus = list(gpus.map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)));
+    Some(format!("  no client uses GPU {gpus}"))
 }
 
 #[cfg(test)]

@@ -139,10 +139,10 @@ impl Pack {
         }
         let left = self.left(&own, &log)?;
         let limits = self.limits();
-        let mut runner = Runner::new(limits, places, setting, caller, left, &directory, open)?;
+        let mut runner = Runner::new(limits, places, setting, caller, left, &directory, open);
         let ended = runner.run()?;
         runner.finish();
-        let already = own.len() as u64 - runner.asked();
+        let already = own.len() as u64 - runner.asked;
         match self.json {
             true => say_json(&runner.json(already, &own_log)),
             false => say(&runner.text(already, &own_log)),
@@ -152,7 +152,7 @@ impl Pack {
             complain(NAME, &format!("pack: ended by {signal}, {then}"));
             return Ok(code_of(signal));
         }
-        let failed = u8::try_from(runner.failed().len());
+        let failed = u8::try_from(runner.failed.len());
         Ok(failed.map_or(EXIT_MORE_FAILED, |failed| failed.min(EXIT_MORE_FAILED)))
     }
 

@@ -19,7 +19,7 @@ use mpsd_core::environment::Change;
 use mpsd_core::gpu::MOST_CLIENTS;
 use mpsd_core::limits::{Amount, Invalid};
 use mpsd_core::listener;
-use mpsd_core::text::{count, one_line};
+use mpsd_core::text::{count, list, one_line};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -120,9 +120,11 @@ pub struct Runner<'a> {
     /// They need a GPU without other commands.
     alone: VecDeque<Try>,
     running: Vec<Run>,
-    asked: u64,
+    /// Commands that were to be run.
+    pub asked: u64,
     good: u64,
-    failed: Vec<u64>,
+    /// The numbers of those that failed.
+    pub failed: Vec<u64>,
     again_alone: Vec<u64>,
     /// Highest memory of a command, MiB.
     memory_mib: Option<u64>,
@@ -141,7 +143,7 @@ impl<'a> Runner<'a> {
         lines: VecDeque<Line>,
         directory: &'a Path,
         log: JobLog,
-    ) -> Result<Self> {
+    ) -> Self {
         let gpus = Gpus::of(&places.gpus, &setting.daemon, &caller.settings().0.nvml);
         let shell = (caller.env)("SHELL").filter(|shell| Path::new(shell).is_absolute());
         let asked = lines.len() as u64;
@@ -176,7 +178,7 @@ impl<'a> Runner<'a> {
         if limits.at_once.is_none() && runner.places.has_mps() {
             runner.growth = Some(runner.growth());
         }
-        Ok(runner)
+        runner
     }
 
     fn growth(&mut self) -> Growth {
@@ -448,22 +450,11 @@ impl<'a> Runner<'a> {
         self.failed.sort_unstable();
     }
 
-    /// Commands that were to be run.
-    pub fn asked(&self) -> u64 {
-        self.asked
-    }
-
-    /// The numbers of those that failed.
-    pub fn failed(&self) -> &[u64] {
-        &self.failed
-    }
-
     /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose
     /// it.
     fn bound(&self) -> Option<&'static str> {
-        let growth = self.growth.as_ref();
-        let growth = growth.filter(|_| self.limits.at_once.is_none());
-        growth?.bound().filter(|_| (self.most as u64) < self.asked)
+        let bound = self.growth.as_ref()?.bound();
+        bound.filter(|_| (self.most as u64) < self.asked)
     }
 
     fn not_run(&self) -> u64 {
@@ -492,8 +483,8 @@ impl<'a> Runner<'a> {
     pub fn text(&self, already: u64, log: &Path) -> String {
         let mut out = format!("{}: {} succeeded", count(self.asked, "command"), self.good);
         if !self.failed.is_empty() {
-            let named: Vec<String> = self.failed.iter().take(NAMED).map(u64::to_string).collect();
-            let (all, named) = (self.failed.len(), named.join(", "));
+            let named = list(self.failed.iter().take(NAMED));
+            let all = self.failed.len();
             let more = if all > NAMED { ", ..." } else { "" };
             let _ = write!(out, ", {all} failed ({named}{more})");
         }

@@ -4,15 +4,14 @@
 mod configuration;
 mod measure;
 mod metric;
-pub mod outcome;
-pub mod plot;
+mod outcome;
 
 use crate::gpus::Gpus;
 use crate::places::{Places, nodes_of_step};
 use crate::progress::Progress;
 use crate::setting::{Setting, code_of};
 use crate::share::Share;
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use configuration::Configuration;
 use ctl::{Caller, NAME, complain, say, say_json};
 use measure::{Bench, MeasureError};
@@ -22,7 +21,6 @@ use nix::sys::signal::Signal;
 use outcome::{Outcome, Row};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// `mpsctl sweep`.
@@ -62,9 +60,6 @@ pub struct Sweep {
     /// One JSON object instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Write the plot to FILE, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -204,14 +199,6 @@ impl Sweep {
     }
 
     fn print(&self, outcome: &Outcome) -> Result<()> {
-        if let Some(file) = &self.svg {
-            let command = self.command.iter().map(|word| word.to_string_lossy());
-            let command: Vec<_> = command.collect();
-            let title = mpsd_core::text::one_line(&command.join(" "), 60);
-            let text = plot::svg(outcome, &title);
-            let what = || format!("cannot write '{}'", file.display());
-            std::fs::write(file, text).with_context(what)?;
-        }
         if !self.json {
             say(&outcome.text());
             return Ok(());

@@ -3,8 +3,9 @@
 use super::configuration::{Configuration, label};
 use super::measure::Measured;
 use crate::share::Share;
+use indicatif::HumanCount;
 use mpsd_core::text::count;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fmt::Write as _;
 
 /// This part of the best is as good, if it takes fewer clients or no share.
@@ -13,7 +14,7 @@ const AS_GOOD: f64 = 0.98;
 const NO_GAIN: f64 = 1.05;
 
 /// One configuration with its figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// Copies of the command at once, on all GPUs.
     pub clients: u32,
@@ -31,7 +32,7 @@ pub struct Row {
     /// Each run.
     pub runs: Vec<f64>,
     /// The 50th and the 99th percentile of all clients' times, of each run.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub percentiles: Vec<[f64; 2]>,
     /// Memory of a client at its highest, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,12 +43,12 @@ pub struct Row {
 }
 
 /// A whole sweep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Of the figures.
     pub unit: String,
     /// Of the times, if the figures are rates of requests that told theirs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub time_unit: Option<String>,
     /// GPUs of the job on this node.
     pub gpus: u32,
@@ -106,26 +107,16 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// `1,156` or `3.42`: as many digits as a person reads.
-pub(super) fn figure(value: f64) -> String {
-    let decimals = match value {
-        _ if value >= 100.0 || value == 0.0 => 0,
-        _ if value >= 10.0 => 1,
-        _ => 2,
-    };
-    let text = format!("{value:.decimals$}");
-    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
-    let mut grouped = String::new();
-    for (place, digit) in whole.chars().enumerate() {
-        if place > 0 && (whole.len() - place) % 3 == 0 {
-            grouped.push(',');
-        }
-        grouped.push(digit);
+fn figure(value: f64) -> String {
+    match value {
+        0.0 | 100.0.. => HumanCount(value.round_ties_even() as u64).to_string(),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
-    grouped + rest
 }
 
 impl Outcome {
-    pub(super) fn labels(&self) -> Vec<String> {
+    fn labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
         for label in self.rows.iter().map(Row::label) {
             if !labels.contains(&label) {
@@ -135,20 +126,14 @@ impl Outcome {
         labels
     }
 
-    pub(super) fn counts(&self) -> Vec<u32> {
+    fn counts(&self) -> Vec<u32> {
         let mut counts: Vec<u32> = self.rows.iter().map(|row| row.clients).collect();
         counts.sort_unstable();
         counts.dedup();
         counts
     }
 
-    /// The highest figure of the rows that `is` takes, or 0.
-    pub(super) fn highest(&self, is: impl Fn(&Row) -> bool) -> f64 {
-        let rows = self.rows.iter().filter(|row| is(row));
-        rows.filter_map(|row| row.throughput).fold(0.0, f64::max)
-    }
-
-    pub(super) fn row(&self, clients: u32, label: &str) -> Option<&Row> {
+    fn row(&self, clients: u32, label: &str) -> Option<&Row> {
         let mut rows = self.rows.iter();
         rows.find(|row| row.clients == clients && row.label() == label)
     }
@@ -199,9 +184,10 @@ impl Outcome {
     /// The best of the configurations under MPS. One with fewer clients, or without a share, wins
     /// if it is as good.
     fn best(&self) -> Option<&Row> {
-        let least = self.highest(|row| row.mps) * AS_GOOD;
-        let good = self.rows.iter();
-        let good = good.filter(|row| row.mps && row.throughput >= Some(least));
+        let under_mps = || self.rows.iter().filter(|row| row.mps);
+        let all = under_mps().filter_map(|row| row.throughput);
+        let least = all.fold(0.0, f64::max) * AS_GOOD;
+        let good = under_mps().filter(|row| row.throughput >= Some(least));
         good.min_by_key(|row| (row.clients, row.threads.as_deref() != Some("none")))
     }
 
@@ -295,7 +281,6 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sweep::plot;
 
     fn measured(throughput: f64, memory_mib: Option<u64>) -> Measured {
         Measured {
@@ -400,36 +385,5 @@ mod tests {
         assert_eq!(row.throughput, Some(3.5));
         let shown = [0.256, 12.34, 999.6, 4590.4, 1_234_567.0].map(figure);
         assert_eq!(shown, ["0.26", "12.3", "1,000", "4,590", "1,234,567"]);
-    }
-
-    #[test]
-    fn the_plot_has_a_bar_and_a_name_for_each_figure_and_json_brings_it_back() {
-        let measured = outcome(&[
-            (1, None, 10.0),
-            (2, None, 10.0),
-            ONE,
-            (2, Some("none"), 19.0),
-        ]);
-        let drawn = plot::svg(&measured, "./prog <a> & b");
-        assert_eq!(
-            drawn.matches("<rect").count(),
-            measured.rows.len(),
-            "{drawn}"
-        );
-        assert!(
-            drawn.contains("without MPS") && drawn.contains("&lt;a&gt; &amp; b"),
-            "{drawn}"
-        );
-        let again: Outcome =
-            serde_json::from_str(&serde_json::to_string(&measured).unwrap()).unwrap();
-        assert_eq!(plot::svg(&again, "./prog <a> & b"), drawn);
-        // 780 wide: a page of 360 pixels shows half of it.
-        let sizes = drawn.split("font-size=\"").skip(1);
-        let sizes = sizes.map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap());
-        assert!(
-            sizes.clone().count() == 1 && sizes.clone().all(|size| size >= 20.0),
-            "{drawn}"
-        );
-        assert!(plot::svg(&outcome(&[]), "").ends_with("</svg>\n"));
     }
 }

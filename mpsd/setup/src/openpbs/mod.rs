@@ -273,7 +273,10 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
             all.extend(check_ours(&hook, pbs, ctx));
             match moms_shares(pbs, ctx) {
                 0 => all.push(check_gpus(pbs, ctx)),
-                each => all.extend(shares::check(pbs, each, ctx)),
+                each => {
+                    let lines = shares::check(pbs, each, ctx);
+                    all.extend(lines.unwrap_or_else(|why| vec![Warn(why)]));
+                }
             }
         }
         Ok(None) if !has_mom(pbs) => all.push(Warn(format!(

@@ -164,30 +164,20 @@ pub fn gpus(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<Vec<String>> {
     Ok(whole.map(|gpu| gpu.uuid.to_string()).collect())
 }
 
-/// Whether the server has a vnode for each GPU of this node.
-pub fn check(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
-    let gpus = match gpus(pbs, ctx) {
-        Ok(gpus) if gpus.is_empty() => {
-            return vec![Warn(
-                "no GPU here has mps_shares: there is none, it is in MIG mode, or pbs_cgroups gives GPUs out (\"devices\")".to_owned(),
-            )];
-        }
-        Ok(gpus) => gpus,
-        Err(why) => {
-            return vec![Warn(format!(
-                "the vnodes of this node's GPUs are not known ({why})"
-            ))];
-        }
-    };
+/// Whether the server has a vnode for each GPU of this node; the error is why that is not known.
+pub fn check(
+    pbs: &Installation,
+    each: u32,
+    ctx: &SetupContext<'_>,
+) -> Result<Vec<CheckLine>, String> {
+    let unknown = |why| format!("the vnodes of this node's GPUs are not known ({why})");
+    let gpus = gpus(pbs, ctx).map_err(unknown)?;
+    if gpus.is_empty() {
+        return Err("no GPU here has mps_shares: there is none, it is in MIG mode, or pbs_cgroups gives GPUs out (\"devices\")".to_owned());
+    }
     let answer = pbs.run("pbsnodes", &["-H", &node(ctx)], ASK, ctx.host);
-    let text = match answer.and_then(|answer| answer.accepted("pbsnodes")) {
-        Ok(text) => text,
-        Err(why) => {
-            return vec![Warn(format!(
-                "the vnodes of this node are not known ({why})"
-            ))];
-        }
-    };
+    let text = answer.and_then(|answer| answer.accepted("pbsnodes"));
+    let text = text.map_err(|why| format!("the vnodes of this node are not known ({why})"))?;
     let vnodes: Vec<&str> = text.split("\n\n").collect();
     let has = |vnode: &&&str| {
         attribute(vnode, "resources_available.mps_shares") == Some(each.to_string())
@@ -214,7 +204,7 @@ pub fn check(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Vec<Check
             "the server counts this node's GPUs twice: qmgr -c 'set node {name} {NGPUS} = 0'"
         ))
     });
-    match gpus.iter().find(lacks) {
+    Ok(match gpus.iter().find(lacks) {
         Some(uuid) => vec![Fail(format!(
             "the server has no vnode of GPU {uuid} with {each} mps_shares: send the mom a SIGHUP, or restart it"
         ))],
@@ -225,7 +215,7 @@ pub fn check(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Vec<Check
         .into_iter()
         .chain(twice)
         .collect(),
-    }
+    })
 }
 
 /// Asks the scheduler for one share more than each GPU of this node has. Only a scheduler that does

@@ -14,6 +14,7 @@ use batch::slurm::installation::{Installation, Release, stamp_of};
 use batch::slurm::numbers::{List, Number, Numbers};
 use mpsd_core::config::Settings;
 use mpsd_core::plugin_line::Arguments;
+use mpsd_core::text::list;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -84,13 +85,12 @@ fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
              for exec below [slurm] in mpsd.toml or for --exec"
         ));
     }
-    let shown: Vec<String> = releases.iter().map(ToString::to_string).collect();
-    match &shown[..] {
+    match releases {
         [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
         [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
         several => Fail(format!(
             "slurmd and the commands in '{dir}' are of different releases: {}",
-            several.join(", ")
+            list(several)
         )),
     }
 }

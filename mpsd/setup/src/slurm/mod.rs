@@ -15,12 +15,16 @@ use batch::slurm::installation::{Installation, Release, directories, stamp_of};
 use check::check;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::plugin_line::PROGRAMS;
+use mpsd_core::text::list;
 use stack::{Delivery, PLUGIN, Stack, TAG, WORDS, is_foreign, is_ours, our_line, second_line};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the package puts the plugin for each release.
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
+/// Of a file of ours. What it says is written only if it differs: the file's time tells when slurmd
+/// must have begun.
+const MODE: u32 = 0o644;
 const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack when it starts";
 
 #[derive(Debug, Clone, Subcommand)]
@@ -173,10 +177,8 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport>
         );
     }
     if options.release.is_none() && slurm.is_a_guess() {
-        let found = directories()
-            .into_iter()
-            .map(|dir| dir.display().to_string());
-        let found = found.collect::<Vec<_>>().join(", ");
+        let found = directories();
+        let found = list(found.iter().map(|dir| dir.display()));
         bail!("several Slurms are here ({found}) and none runs: name one with --exec");
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
@@ -210,7 +212,7 @@ fn add_line(
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
         if !is_foreign(&stack.file) {
-            write(report, &stack.file, &tagged(line), &about)?;
+            report.write(&stack.file, &tagged(line), MODE, &about)?;
         } else if our_line(&stack.file).as_deref() != Some(line) {
             report.left(format!(
                 "the controller sends '{shown}' to the nodes, and nothing that it includes: let this be its line for \
@@ -223,39 +225,23 @@ fn add_line(
         let shown = snippet.display();
         bail!("'{shown}': there is one that we did not write; remove it first");
     }
-    write(report, &snippet, &tagged(line), &for_release)?;
+    report.write(&snippet, &tagged(line), MODE, &for_release)?;
     if !is_foreign(&stack.file) {
-        write(
-            report,
-            &stack.file,
-            &tagged(&stack.include()),
-            " to include it",
-        )?;
+        let include = tagged(&stack.include());
+        report.write(&stack.file, &include, MODE, " to include it")?;
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
         report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
     if stack.has_containers() && !is_foreign(&second) {
         let line = tagged(&second_line(plugin));
-        write(
-            report,
-            &second,
-            &line,
-            " to look behind the containers' plugin",
-        )?;
+        let about = " to look behind the containers' plugin";
+        report.write(&second, &line, MODE, about)?;
     }
     Ok(())
 }
 
-fn tagged(line: &str) -> String {
-    format!("{TAG}\n{line}\n")
-}
-
-/// Writes a file unless its text is the same: its time tells when slurmd must have begun.
-fn write(report: &mut VerbReport, file: &Path, text: &str, about: &str) -> Result<()> {
-    match fs::read_to_string(file).is_ok_and(|old| old == text) {
-        true => Ok(()),
-        false => report.write(file, text.as_bytes(), 0o644, about),
-    }
+fn tagged(line: &str) -> Vec<u8> {
+    format!("{TAG}\n{line}\n").into_bytes()
 }
 
 fn plugin(
@@ -325,10 +311,10 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
         fs::read_to_string(&home).with_context(|| format!("cannot read '{}'", home.display()))?;
     let new = renamed(&old, &plugin);
     if second.exists() && !is_foreign(&second) {
-        write(&mut report, &second, &tagged(&second_line(&plugin)), &about)?;
+        report.write(&second, &tagged(&second_line(&plugin)), MODE, &about)?;
     }
     if !is_foreign(&home) {
-        write(&mut report, &home, &new, &about)?;
+        report.write(&home, new.as_bytes(), MODE, &about)?;
     } else if new != old {
         let (home, plugin) = (home.display(), plugin.display());
         report.left(format!(
@@ -361,7 +347,7 @@ fn leave(home: &Path) -> Result<VerbReport> {
     if our_line(home).is_some_and(|line| line.trim_start().starts_with(required)) {
         let text = text.replacen(required, optional, 1);
         let about = format!(" with '{optional}': without the plugin '{required}' fails every job");
-        write(&mut report, home, &text, &about)?;
+        report.write(home, text.as_bytes(), 0o644, &about)?;
     }
     report.did(format!(
         "'{}' stays, because other hosts may share it: once no host has a job with MPS, remove it by 'mpsctl slurm disable' on one; \

@@ -3,6 +3,7 @@
 
 use crate::verbs::CheckLine::{self, Pass, Warn};
 use batch::slurm::conf::{Conf, is_fetched};
+use mpsd_core::text::list;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -133,19 +134,19 @@ impl Stack {
 
     /// Slurm loads a plugin once for each line, and each registers the same flags.
     pub fn check_repeats(&self) -> Option<CheckLine> {
-        let lines = self.lines().into_iter();
-        let files: Vec<String> = lines
-            .filter(|(_, line)| is_first(line))
-            .map(|(file, _)| format!("'{}'", file.display()))
-            .collect();
-        let text = || {
-            format!(
-                "our line stands {} times, in {}; keep one",
-                files.len(),
-                files.join(", ")
-            )
-        };
-        (files.len() > 1).then(|| Warn(text()))
+        let mut lines = self.lines();
+        lines.retain(|(_, line)| is_first(line));
+        let times = lines.len();
+        let files = list(
+            lines
+                .iter()
+                .map(|(file, _)| format!("'{}'", file.display())),
+        );
+        (times > 1).then(|| {
+            Warn(format!(
+                "our line stands {times} times, in {files}; keep one"
+            ))
+        })
     }
 
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have
