@@ -7,7 +7,7 @@
 //! 2. [`job`]: the life of a job: how it begins and ends, what is remembered of it. Generic over
 //!    the node.
 //! 3. [`node`]: this node, as root changes it: NVML, directories, processes, cgroups.
-//! 4. [`daemon`]: the daemon `mpsd`, run as the job's user.
+//! 4. [`supervisor`]: `mpsd`, run as the job's user.
 //! 5. [`cli`]: what the programs share: command lines, and what they tell.
 //!
 //! Below them are three crates: [`batch`], what Slurm, Torque and OpenPBS say of a job;
@@ -16,7 +16,7 @@
 #![allow(missing_docs, missing_debug_implementations)]
 
 pub mod cli;
-pub mod daemon;
 pub mod job;
 pub mod node;
 pub mod plan;
+pub mod supervisor;

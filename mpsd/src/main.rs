@@ -1,7 +1,7 @@
 //! `mpsd`: the daemon of one job on one node. Started by mps-prologue, never by hand.
 
 use clap::Parser as _;
-use mpsd::{cli::programs::Daemon, daemon, node::worker};
+use mpsd::{cli::programs::Daemon, node::worker, supervisor};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
             note: Some(file),
             group,
             ..
-        } => daemon::note(file, *group),
+        } => supervisor::note(file, *group),
         Daemon {
             nvml: Some(library),
             ..
@@ -19,10 +19,10 @@ fn main() -> ExitCode {
         Daemon {
             terminate: Some(clients),
             ..
-        } => daemon::terminate(clients),
-        Daemon { stop: true, .. } => daemon::stop(),
-        Daemon { look: true, .. } => daemon::look(),
-        _ => daemon::run(),
+        } => supervisor::terminate(clients),
+        Daemon { stop: true, .. } => supervisor::stop(),
+        Daemon { look: true, .. } => supervisor::look(),
+        _ => supervisor::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -136,7 +136,7 @@ impl Prologue {
             let deadline = Deadline::after(budget.work);
             let by_site = asked.by_site;
             match self.prepare(submission, asked, node, deadline) {
-                Err(failure) if by_site => self.leave_out(submission, &failure),
+                Err(failure) if by_site => self.run_without_mps(submission, &failure),
                 Ok(job) => self.start(input, &job),
                 Err(failure) => self.fail(submission, failure, deadline),
             }
@@ -162,7 +162,7 @@ impl Prologue {
             settings,
             user,
             node,
-            record: self.arguments.record,
+            tells_tasks: self.arguments.record,
             deadline,
         })
     }
@@ -230,7 +230,7 @@ impl Prologue {
 
     /// A job that did not ask runs as if there were no MPS: root's, or one of a user whom this node
     /// does not know.
-    fn leave_out(&self, submission: &Submission, failure: &Failure) -> u8 {
+    fn run_without_mps(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
         let mut node = to_record(settings.as_ref().unwrap_or(&Settings::usual()));
         let uid = match submission.user {
@@ -242,7 +242,7 @@ impl Prologue {
         // A task does not start by a record that others could have written.
         let is_fit = |settings: Settings| directories::check_run(&settings.paths).is_ok();
         if settings.is_some_and(is_fit) {
-            outcome::leave_out(&mut node, &submission.job, uid, failure);
+            outcome::record_without_mps(&mut node, &submission.job, uid, failure);
         }
         0
     }
@@ -272,7 +272,7 @@ impl Prologue {
             },
             user: user.as_ref(),
             prepared: None,
-            record: self.arguments.record,
+            tells_tasks: self.arguments.record,
             is_recordable,
             awaited: self.arguments.wait != ReturnWhen::Announced,
             deadline,

@@ -34,7 +34,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let status = slurm.item(Item::TaskExitStatus);
     let status = status.filter(|status| *status != 0);
     let mut ends_job = is_last && (ends_job(slurm) || state.step.own_daemon);
-    state.step.has_rank_0 |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
+    state.step.first_task_ended |= slurm.item(Item::TaskGlobalId).is_none_or(|rank| rank == 0);
     // A step that opted out did not fail by that MPS, and must not take the words that other tasks
     // are to show.
     if state.opts_out() || status.is_none() && !(ends_job && state.step.has_mps) {
@@ -59,7 +59,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if !ends_job {
         return;
     }
-    let is_told = mps.record.report || mps.record.summary && state.step.has_rank_0;
+    let is_told = mps.record.report || mps.record.summary && state.step.first_task_ended;
     let Some(observed) = observed(node, &mps, if is_told { LATE } else { Duration::ZERO }) else {
         return;
     };

@@ -74,7 +74,7 @@ pub trait Slurm {
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
     /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; in srun, sbatch and salloc
     /// only.
-    fn set_script_env(&mut self, name: &str, value: Option<&str>);
+    fn set_job_control_env(&mut self, name: &str, value: Option<&str>);
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
     /// The command of this step, or the path of the batch script; in slurmstepd only.
@@ -85,7 +85,7 @@ pub trait Slurm {
     /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or
     /// script; for a het job the component's. `None`: this Slurm does not say. `Some(None)`: not
     /// given.
-    fn submitted(&self, option: &CStr) -> Option<Option<String>>;
+    fn submit_option(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces the task prolog that srun will request; an empty path removes it.
     fn set_task_prolog(&mut self, path: &str);
     fn is_batch(&self) -> bool;
@@ -148,7 +148,7 @@ pub trait Node {
     /// The text of a script or program; `None`: it is none, or cannot be read.
     fn text_of(&self, path: &Path) -> Option<String>;
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
-    fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
+    fn write_record(&self, path: &Path, record: &Record) -> Result<(), String>;
     fn observations(&self, seen: &SeenPaths) -> Option<Observations>;
     /// The last words of the job's `mpsd`, each of them once; `None`: no step has any to show.
     fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
@@ -171,5 +171,5 @@ pub enum Verdict {
     /// End this process with code 1, which Slurm notices under `optional` too. Only if the process
     /// is the callback's own: job_prolog, the forked child of task_init, the user's srun, sbatch or
     /// salloc.
-    Leave,
+    EndProcess,
 }

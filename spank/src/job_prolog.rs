@@ -38,7 +38,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
     let Some(job) = slurm.job() else {
         return Verdict::Continue;
     };
-    let of_srun = slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::SRUN);
+    let by = slurm.process_env(submission::SUBMITTER_IN_PROLOG);
+    let of_srun = by.as_deref() == Some(submission::SRUN);
     let in_task = of_srun && settings.as_ref().is_ok_and(|s| s.slurm.wait == Wait::Task);
     let wait = if in_task { "started" } else { "ready" };
     let mut words = vec!["--request", &request, "--record", "--wait", wait];
@@ -59,11 +60,11 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
         // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does
         // not replace. If the site wants no drains, this must not drain either.
         Ok(2) if kind == Some(FailureKind::Fault) && settings.drain.enabled => {
-            return Verdict::Leave;
+            return Verdict::EndProcess;
         }
         Ok(0) => {}
         Ok(_) if record.is_some_and(|record| record.state != RecordState::Starting) => {}
-        _ => leave_failure(slurm, node, &path, job, &result),
+        _ => record_failure(slurm, node, &path, job, &result),
     }
     Verdict::Continue
 }
@@ -71,7 +72,7 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
 /// Records the failure of an `mps-prologue` that is missing, was killed, or left no record but that
 /// of a start. A task of a job that asked would wait for that, or without a record run outside MPS
 /// if its flags were lost on the way.
-fn leave_failure(
+fn record_failure(
     slurm: &dyn Slurm,
     node: &dyn Node,
     path: &Path,
@@ -82,7 +83,7 @@ fn leave_failure(
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
     let mut record = Record::without_mps(job, uid, RecordState::Failed, reason);
     record.kind = Some(FailureKind::Undetermined);
-    if let Err(why) = node.leave_record(path, &record) {
+    if let Err(why) = node.write_record(path, &record) {
         slurm.log(Level::Error, &format!("job {}: {why}", record.job));
     }
 }
@@ -107,8 +108,9 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
 /// nothing. If a step is the first of its job on this node, the flags here are the step's. Then its
 /// srun says what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
-    if slurm.process_env(submission::SUBMITTED).as_deref() == Some(submission::STEP) {
-        let of_job = slurm.process_env(submission::JOBS_REQUEST);
+    let by = slurm.process_env(submission::SUBMITTER_IN_PROLOG);
+    if by.as_deref() == Some(submission::STEP) {
+        let of_job = slurm.process_env(submission::OF_JOB_IN_PROLOG);
         return of_job.unwrap_or_default();
     }
     let flags = Flags::from_fn(|key| slurm.option(key));
@@ -146,7 +148,7 @@ pub fn settings(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Result<
 
 /// What slurmd says of the job. The programs get nothing else of this process's environment.
 fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
-    let others = [submission::SUBMITTED, VISIBLE_DEVICES, THREADS];
+    let others = [submission::SUBMITTER_IN_PROLOG, VISIBLE_DEVICES, THREADS];
     let mut environment = slurm.all_process_env();
     environment.retain(|(name, _)| name.starts_with("SLURM") || others.contains(&name.as_str()));
     environment

@@ -16,7 +16,7 @@ const VARIABLE: &str = "SLURM_CONTAINER";
 
 /// Whether srun, sbatch or salloc was given a container.
 pub fn is_submitted(slurm: &dyn Slurm) -> bool {
-    matches!(slurm.submitted(c"container"), Some(Some(_)))
+    matches!(slurm.submit_option(c"container"), Some(Some(_)))
 }
 
 /// Whether this task will be run in a container.

@@ -16,7 +16,7 @@ pub struct PluginState {
     pub request: Result<Option<Request>, Refusal>,
     /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked
     /// at.
-    pub submitted: bool,
+    pub has_checked: bool,
     pub step: StepState,
 }
 
@@ -29,7 +29,7 @@ pub struct StepState {
     pub has_mps: bool,
     pub own_daemon: bool,
     /// The first task of the step has ended on this node.
-    pub has_rank_0: bool,
+    pub first_task_ended: bool,
     /// Why it has no daemon of its own.
     pub failure: Option<String>,
     /// Why `auto` gives it none.
@@ -51,7 +51,7 @@ impl PluginState {
             line: Arguments::parse(words),
             flags: Flags::default(),
             request: Ok(None),
-            submitted: false,
+            has_checked: false,
             step: StepState::default(),
         }
     }

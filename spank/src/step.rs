@@ -133,7 +133,7 @@ fn leave_out(
     let (id, why) = match kind {
         StepKind::Job => {
             let text = script(slurm, node).unwrap_or_default();
-            match by_site::own_mps(&text) {
+            match by_site::by_words(&text) {
                 Some(why) => (Ok(record.job.clone()), Some(why)),
                 None => {
                     let of_environment = || by_site::by_environment(record, None, &lookup);
@@ -158,7 +158,7 @@ fn leave_out(
         let mut left = Record::without_mps(id, record.uid, RecordState::Unneeded, line);
         left.by_site = record.by_site;
         let path = settings.paths.job(&left.job).record();
-        if let Err(why) = node.leave_record(&path, &left) {
+        if let Err(why) = node.write_record(&path, &left) {
             slurm.log(Level::Error, &why);
         }
     }

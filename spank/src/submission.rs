@@ -12,7 +12,7 @@ use std::ffi::CStr;
 /// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`],
 /// [`SBATCH`] or [`SALLOC`]. The user can write it too; no value does harm.
 const SUBMITTER: &str = "MPS_SUBMIT";
-pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
+pub const SUBMITTER_IN_PROLOG: &str = "SPANK_MPS_SUBMIT";
 /// srun, for a job of its own.
 pub const SRUN: &str = "srun";
 /// srun, for a step in an allocation.
@@ -24,7 +24,7 @@ const SALLOC: &str = "salloc";
 /// PrologFlags a step may be the first of its job on the node. The user can write it, like the
 /// flags.
 const OF_JOB: &str = "MPS_JOB";
-pub const JOBS_REQUEST: &str = "SPANK_MPS_JOB";
+pub const OF_JOB_IN_PROLOG: &str = "SPANK_MPS_JOB";
 /// The job opted out.
 pub const OFF: &str = "off";
 
@@ -58,11 +58,11 @@ const NO_GPU: &str = "--mps: this job asks for no GPU, and is refused on its nod
 /// False in doubt: a site may give GPUs by a partition or by a plugin of its own.
 fn asks_for_no_gpu(slurm: &dyn Slurm) -> bool {
     let names_gpus = |gres: String| GRES_OF_GPUS.iter().any(|name| gres.contains(name));
-    let gres = slurm.submitted(GRES);
+    let gres = slurm.submit_option(GRES);
     gres.is_some_and(|gres| !gres.is_some_and(names_gpus))
         && MAY_GIVE_GPUS
             .iter()
-            .all(|option| slurm.submitted(option) == Some(None))
+            .all(|option| slurm.submit_option(option) == Some(None))
 }
 
 fn option_variable(key: Key) -> String {
@@ -93,7 +93,7 @@ pub fn forget_inherited(slurm: &mut dyn Slurm) {
     for name in Key::ALL.map(option_variable).into_iter().chain(ours) {
         slurm.set_process_env(&format!("{HANDED_ON}{name}"), None);
         slurm.set_process_env(&name, None);
-        slurm.set_script_env(&name, None);
+        slurm.set_job_control_env(&name, None);
     }
 }
 
@@ -135,7 +135,7 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     // A step from outside its job does not have the job's flags. On the node the job's record tells
     // whether it has MPS.
     if slurm.process_env("SLURM_JOB_ID").is_none()
-        && matches!(slurm.submitted(c"jobid"), Some(Some(_)))
+        && matches!(slurm.submit_option(c"jobid"), Some(Some(_)))
     {
         state.imply_mode();
     }
@@ -169,10 +169,10 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
                 true => unplugged::require(slurm, &line.prologue),
                 false => unplugged::release(slurm),
             }
-            slurm.set_script_env(SUBMITTER, Some(by));
-            let first = !std::mem::replace(&mut state.submitted, true);
+            slurm.set_job_control_env(SUBMITTER, Some(by));
+            let first = !std::mem::replace(&mut state.has_checked, true);
             match of_job {
-                Some(of_job) => slurm.set_script_env(OF_JOB, Some(&request_text(of_job.as_ref()))),
+                Some(of_job) => slurm.set_job_control_env(OF_JOB, Some(&request_text(of_job.as_ref()))),
                 None if first && is_needed && asks_for_no_gpu(slurm) => slurm.log(Level::Notice, NO_GPU),
                 None => {}
             }
@@ -180,5 +180,5 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         }
     };
     slurm.log(Level::Error, &refusal);
-    Verdict::Leave
+    Verdict::EndProcess
 }

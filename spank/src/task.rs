@@ -54,7 +54,7 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
                 };
                 refuse(slurm, &what, &refusal.into_why());
             }
-            Verdict::Leave
+            Verdict::EndProcess
         }
     }
 }
@@ -120,7 +120,7 @@ pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
         };
         refuse(slurm, &format!("job {job}"), &why);
     }
-    Verdict::Leave
+    Verdict::EndProcess
 }
 
 fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
@@ -129,7 +129,7 @@ fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
         let is_absent = |slurm: &dyn Slurm| value.is_none() && slurm.job_env(name).is_none();
         if !slurm.set_job_env(name, value.as_deref()) && !is_absent(slurm) {
             refuse(slurm, &format!("job {job}"), &format!("cannot set {name}"));
-            return Verdict::Leave;
+            return Verdict::EndProcess;
         }
     }
     Verdict::Continue
@@ -159,7 +159,7 @@ impl NewTask<'_> {
         let flags_are_own = !step::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::Task)?;
-        let is_left_out = arguments.scope == Scope::Step && self.kind == StepKind::Job;
+        let out_of_scope = arguments.scope == Scope::Step && self.kind == StepKind::Job;
         match record {
             Some(record) if flags_are_own && state.opts_out() => self.opt_out(&record),
             Some(record) if record.state == RecordState::Unneeded => {
@@ -201,7 +201,7 @@ impl NewTask<'_> {
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
-            None if flags_are_own && state.asks() && !is_left_out => match &state.step.unneeded {
+            None if flags_are_own && state.asks() && !out_of_scope => match &state.step.unneeded {
                 None => Err(TaskRefusal::Node(self.no_daemon())),
                 Some(why) => {
                     if self.slurm.is_first_task() {
@@ -230,7 +230,8 @@ impl NewTask<'_> {
     /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it
     /// alone, and says so in the node's log.
     fn by_site(&self, record: &Record, flags_are_own: bool) -> Vec<Change> {
-        let attached = match self.state.step.left_out.clone().or_else(|| self.own_mps()) {
+        let left_out = self.state.step.left_out.clone();
+        let attached = match left_out.or_else(|| self.by_command()) {
             Some(why) => Err(why),
             None => self.attach_unnoticed(record),
         };
@@ -260,10 +261,10 @@ impl NewTask<'_> {
 
     /// Why a file in the step's command handles MPS itself: a wrapper that starts a daemon, for
     /// one.
-    fn own_mps(&self) -> Option<String> {
+    fn by_command(&self) -> Option<String> {
         let command = self.slurm.step_command().into_iter().take(WORDS);
         let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));
-        texts.find_map(|text| by_site::own_mps(&text))
+        texts.find_map(|text| by_site::by_words(&text))
     }
 
     fn without_mps(&self, flags_are_own: bool) -> Vec<Change> {

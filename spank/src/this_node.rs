@@ -69,7 +69,7 @@ impl Node for ThisNode {
         by_site::text_of(path)
     }
 
-    fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
+    fn write_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         let text = record.to_text()?;
         if let Some(directory) = path.parent() {
             // Every directory on the way is root's, or mps-prologue and the tasks would not trust

@@ -25,7 +25,7 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
         let (_place, job) = place();
         let path = job.record();
         ThisNode
-            .leave_record(&path, &record(RecordState::Starting))
+            .write_record(&path, &record(RecordState::Starting))
             .unwrap();
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
             }
             let begin = Instant::now();
             ThisNode
-                .leave_record(&path, &record(RecordState::Failed))
+                .write_record(&path, &record(RecordState::Failed))
                 .unwrap();
             let settled = told.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
             assert_eq!(settled.map(|r| r.state), Some(RecordState::Failed));

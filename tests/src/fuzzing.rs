@@ -3,8 +3,8 @@
 
 use batch::host::{Answer, Host};
 use batch::{CallOptions, GpuName, Input, Location, Program};
-use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
+use mpsd::supervisor::dialogue::{Event, Proof, check};
 use mpsd_core::config::Settings;
 use mpsd_core::record::Daemon;
 use mpsd_core::record::Record;

@@ -10,7 +10,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
-const LAYERS: [&str; 5] = ["plan", "job", "node", "daemon", "cli"];
+const LAYERS: [&str; 5] = ["plan", "job", "node", "supervisor", "cli"];
 /// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the
 /// probe.
 const UNSAFE: [&str; 3] = [
@@ -336,10 +336,10 @@ fn each_layer_imports_only_from_its_left() {
     let mut wrong = Vec::new();
     for (file, others) in mpsd.edges() {
         let own = layer(file);
-        let above = others
+        let below = others
             .iter()
             .filter(|other| own.is_some() && layer(other) > own);
-        wrong.extend(above.map(|other| format!("{file} uses {other}")));
+        wrong.extend(below.map(|other| format!("{file} uses {other}")));
     }
     assert!(mpsd.0.len() > 60, "only {} modules seen", mpsd.0.len());
     assert_eq!(wrong, [""; 0]);

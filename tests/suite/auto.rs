@@ -5,20 +5,20 @@ use batch::{GpuSource, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::record::RecordState::{self, Ready, Refused, Unneeded};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Node, Sim, Trouble, living, silence_kills};
+use tests::sim::{SharedWorld, Sim, Trouble, living, silence_kills};
 
 fn auto(tasks: u32) -> Scenario {
     Scenario::new("auto", "MPS=auto", 1).tasks(tasks).recorded()
 }
 
 /// The job's record after its begin, if there is one, and the prologue's answer to its caller.
-fn begun(scenario: &Scenario, world: &Node, trouble: Trouble) -> (u8, Option<RecordState>) {
+fn begun(scenario: &Scenario, world: &SharedWorld, trouble: Trouble) -> (u8, Option<RecordState>) {
     let code = Sim::new(world, trouble).begun(scenario).code;
     (code, world.borrow().state(&scenario.id()))
 }
 
 #[track_caller]
-fn is_alone(world: &Node, scenario: &Scenario, after: &str) {
+fn is_alone(world: &SharedWorld, scenario: &Scenario, after: &str) {
     let world = world.borrow();
     let before = scenario.world();
     assert_eq!(world.inventory, before.inventory, "{after}: compute modes");
@@ -30,7 +30,7 @@ fn is_alone(world: &Node, scenario: &Scenario, after: &str) {
 }
 
 #[track_caller]
-fn ends_as_before(world: &Node, scenario: &Scenario, after: &str) {
+fn ends_as_before(world: &SharedWorld, scenario: &Scenario, after: &str) {
     let found = Sim::well(world).end(scenario);
     assert!(found.is_clean(), "{after}: {found:?}");
     let before = scenario.world().picture();
@@ -126,7 +126,7 @@ fn nothing_that_fails_keeps_a_job_from_running_that_needs_nothing() {
 
 #[test]
 fn a_node_that_takes_no_job_with_mps_takes_one_that_needs_none() {
-    let undelivered = |world: &Node| {
+    let undelivered = |world: &SharedWorld| {
         world.borrow_mut().undelivered = Some(format!("mpsd: {:?}", Evidence::GpuLost));
     };
     for (tasks, code) in [(1, 0), (2, 2)] {

@@ -4,7 +4,7 @@
 use batch::{GpuName, GpuSource, Scheduler};
 use mpsd_core::record::{Record, RecordState};
 use tests::sim::scenario::{Scenario, h200};
-use tests::sim::{Node, Sim, Trouble};
+use tests::sim::{SharedWorld, Sim, Trouble};
 
 const RANKS: &str = "mpirun -n 4 ./prog";
 
@@ -17,7 +17,7 @@ fn of_site(tasks: u32, gpus: u32) -> Scenario {
 
 /// Its record after its begin with this trouble. The job runs, and reads nothing.
 #[track_caller]
-fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, Node) {
+fn begun(scenario: &Scenario, trouble: Trouble) -> (Option<Record>, SharedWorld) {
     let world = scenario.node();
     let name = format!("{}, {trouble:?}", scenario.name);
     let code = Sim::new(&world, trouble).begun(scenario).code;

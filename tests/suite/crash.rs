@@ -13,7 +13,7 @@ use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
+use tests::sim::{Living, SharedWorld, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 /// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not
 /// kinds of them.
@@ -48,7 +48,7 @@ pub(crate) fn before(scenario: &Scenario) -> World {
     if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");
-        world.enter(&gpu, &Account::join(None, &other, ComputeMode::Default));
+        world.enter(&gpu, &Account::enter(None, &other, ComputeMode::Default));
         world.spawn(Living {
             role: Role::Server,
             job: other,
@@ -61,19 +61,19 @@ pub(crate) fn before(scenario: &Scenario) -> World {
     world
 }
 
-pub(crate) fn shared(world: &World) -> Node {
+pub(crate) fn shared(world: &World) -> SharedWorld {
     Rc::new(RefCell::new(world.clone()))
 }
 
 #[track_caller]
-fn is_as_before(world: &Node, scenario: &Scenario, after: &str) {
+fn is_as_before(world: &SharedWorld, scenario: &Scenario, after: &str) {
     let before = before(scenario).picture();
     assert_eq!(world.borrow().picture(), before, "{after}");
 }
 
 /// An epilogue without trouble leaves the node as `before`, and says so. So does the next one.
 #[track_caller]
-pub(crate) fn restored(world: &Node, scenario: &Scenario, after: &str) {
+pub(crate) fn restored(world: &SharedWorld, scenario: &Scenario, after: &str) {
     for turn in ["first", "second"] {
         let found = Sim::well(world).end(scenario);
         assert!(found.is_clean(), "{after}, {turn} epilogue: {found:?}");
@@ -220,7 +220,7 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
 
 /// The world after a prologue and an epilogue, how the prologue ended, whether the job was there,
 /// whether its lock kept the epilogue out, and whether the prologue had started anything.
-type Meeting = (Node, Option<Result<(), String>>, [bool; 3]);
+type Meeting = (SharedWorld, Option<Result<(), String>>, [bool; 3]);
 
 /// A prologue that an epilogue meets at this point.
 fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
@@ -600,7 +600,7 @@ fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let scenario = Scenario::new("begun again", "MPS=true", 1);
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let mut left = World::new(scenario.inventory.clone());
-    let account = Account::join(None, &scenario.id(), ComputeMode::Default);
+    let account = Account::enter(None, &scenario.id(), ComputeMode::Default);
     left.enter(&gpu, &account);
     let world = shared(&left);
     let cleanup = || Sim::well(&world);

@@ -2,16 +2,16 @@
 
 use batch::Scheduler;
 use mpsd::job;
-use mpsd::job::outcome::{Failing, UNCOUNTED, exit_code, leave_record, of_failure};
+use mpsd::job::outcome::{Failing, UNCOUNTED, exit_code, of_failure, record_failure};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Node, Sim, Trouble, World, paths};
+use tests::sim::{SharedWorld, Sim, Trouble, World, paths};
 
 use crate::crash::{before, restored, shared};
 
-fn fail_earlier(world: &Node) {
+fn fail_earlier(world: &SharedWorld) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let when = now.expect("a time").as_secs();
     let path = paths().run().join("ledger");
@@ -31,7 +31,7 @@ fn hold(world: &mut World) {
 #[test]
 fn starts_that_fail_for_two_users_are_told_only_if_neither_could_be_the_cause() {
     let plain = Scenario::new("told", "MPS=true", 1);
-    let is_told = |world: &Node| {
+    let is_told = |world: &SharedWorld| {
         let warning = "starts of several users failed on this node";
         world.borrow().log.iter().any(|line| line.contains(warning))
     };
@@ -64,7 +64,7 @@ fn starts_that_fail_for_two_users_are_told_only_if_neither_could_be_the_cause() 
         let world = shared(&before(&plain));
         world.borrow_mut().stillborn = true;
         fail_earlier(&world);
-        let silence = |world: &Node| world.borrow_mut().silent = true;
+        let silence = |world: &SharedWorld| world.borrow_mut().silent = true;
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(silence);
         let failed = node.begin(&plain).expect_err("stillborn");
         matches!(failed.failure, Failure::Undetermined(why) if why.what == "mpsd")
@@ -186,7 +186,7 @@ fn a_record_says_whether_the_node_drains_and_whether_the_user_can_be_the_cause()
     ] {
         let world = shared(&before(&scenario));
         let mut node = Sim::well(&world);
-        assert!(leave_record(&mut node, &scenario.id(), UID, &failure));
+        assert!(record_failure(&mut node, &scenario.id(), UID, &failure));
         let record = world.borrow().record(&scenario.id()).expect("a record");
         let said = (record.kind, record.of_node);
         assert_eq!(said, (Some(kind), of_node), "{failure}");

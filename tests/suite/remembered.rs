@@ -17,12 +17,12 @@ use tests::double::look::wait_until;
 use tests::double::node::Description;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
-use tests::sim::{Node, Sim, Trouble, paths};
+use tests::sim::{SharedWorld, Sim, Trouble, paths};
 use tests::stage::{USER, uid_of};
 
 const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
 
-fn record(world: &Node, scenario: &Scenario) -> Record {
+fn record(world: &SharedWorld, scenario: &Scenario) -> Record {
     world.borrow().record(&scenario.id()).expect("a record")
 }
 
@@ -200,7 +200,7 @@ fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
 }
 
 /// As NVML tells a step that has the second of two GPUs.
-fn own_gpu_alone(world: &Node) {
+fn own_gpu_alone(world: &SharedWorld) {
     let gpus = &mut world.borrow_mut().inventory.gpus;
     gpus.remove(0);
     gpus[0].index = 0;

@@ -13,7 +13,7 @@ use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Gpu, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID, h200};
-use tests::sim::{Living, Node, Sim, Trouble, World, Worlds, living, paths, silence_kills};
+use tests::sim::{Living, SharedWorld, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 #[derive(Debug, Clone, Copy)]
 enum Act {
@@ -62,7 +62,7 @@ fn act(node: &mut Sim, act: Act, job: &Scenario) -> bool {
 
 /// A job whose tasks may run is served, and the next job that leaves sees it in the list.
 #[track_caller]
-fn assert_served(world: &Node, job: &Scenario, name: &str) {
+fn assert_served(world: &SharedWorld, job: &Scenario, name: &str) {
     let world = world.borrow();
     let (id, mps) = (job.id(), job.mps_id());
     if world.state(&id) != Some(RecordState::Ready) {
@@ -74,7 +74,7 @@ fn assert_served(world: &Node, job: &Scenario, name: &str) {
     assert!(sharers.contains(id.as_str()), "{name}: {id} in {sharers}");
 }
 
-fn reconcile(world: &Node) {
+fn reconcile(world: &SharedWorld) {
     let mut node = Sim::well(world);
     for job in jobs() {
         let found = job::end_unshared(&mut node, &job.mps_id());
@@ -84,7 +84,7 @@ fn reconcile(world: &Node) {
 
 /// Both jobs end, and the node is as before.
 #[track_caller]
-fn restored(world: &Node, name: &str) {
+fn restored(world: &SharedWorld, name: &str) {
     for job in jobs() {
         let found = Sim::well(world).end(&job);
         assert!(found.is_clean(), "{name}: {found:?}");
@@ -93,7 +93,7 @@ fn restored(world: &Node, name: &str) {
     assert_eq!(world.borrow().picture(), before().picture(), "{name}");
 }
 
-fn copy(world: &Node) -> Node {
+fn copy(world: &SharedWorld) -> SharedWorld {
     Rc::new(RefCell::new(world.borrow().clone()))
 }
 

@@ -9,7 +9,7 @@ use mpsd::job::{FailedStart, Findings, evidence};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::paths::JOURNAL;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Node, Sim, World, paths};
+use tests::sim::{SharedWorld, Sim, World, paths};
 
 const IN_DRIVER: &str =
     "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
@@ -22,7 +22,7 @@ fn thread(state: char, stack: &str) -> Vec<Thread> {
 }
 
 /// A node with a job whose processes survive everything, in these states.
-fn stuck(looks: Vec<Vec<Thread>>) -> (Node, Scenario) {
+fn stuck(looks: Vec<Vec<Thread>>) -> (SharedWorld, Scenario) {
     let scenario = Scenario::new("stuck", "MPS=true", 1);
     let mut world = World::new(scenario.inventory.clone());
     world.stubborn = Some(Rung::Kill);
@@ -32,25 +32,25 @@ fn stuck(looks: Vec<Vec<Thread>>) -> (Node, Scenario) {
     (world, scenario)
 }
 
-fn suspicions(world: &Node) -> Option<String> {
+fn suspicions(world: &SharedWorld) -> Option<String> {
     let ledger = world.borrow().text(&paths().run().join("ledger"))?;
     ledger.contains("\"suspect\"").then_some(ledger)
 }
 
-fn begin(world: &Node, scenario: &Scenario) -> Result<(), FailedStart> {
+fn begin(world: &SharedWorld, scenario: &Scenario) -> Result<(), FailedStart> {
     Sim::well(world).begin(scenario)
 }
 
-fn end(world: &Node, scenario: &Scenario) -> Findings {
+fn end(world: &SharedWorld, scenario: &Scenario) -> Findings {
     Sim::well(world).end(scenario)
 }
 
-fn later(world: &Node, scenario: &Scenario, seconds: u64) -> Vec<String> {
+fn later(world: &SharedWorld, scenario: &Scenario, seconds: u64) -> Vec<String> {
     world.borrow_mut().now += seconds;
     evidence::look_again(&mut Sim::well(world), &scenario.settings())
 }
 
-fn drains(world: &Node) -> Vec<String> {
+fn drains(world: &SharedWorld) -> Vec<String> {
     world.borrow().drains.clone()
 }
 
@@ -60,7 +60,7 @@ fn is_undetermined(failed: &FailedStart) {
     assert_eq!(kind, FailureKind::Undetermined, "{failed:?}");
 }
 
-fn is_refused(world: &Node) -> bool {
+fn is_refused(world: &SharedWorld) -> bool {
     let next = Scenario::new("next", "MPS=true", 1).step();
     let failed = begin(world, &next).expect_err("no job with MPS until the second look");
     is_undetermined(&failed);
@@ -258,7 +258,7 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
 }
 
 /// Jobs that share an MPS that survives SIGKILL.
-fn sharing<const N: usize>(numbers: [u32; N]) -> (Node, [Scenario; N]) {
+fn sharing<const N: usize>(numbers: [u32; N]) -> (SharedWorld, [Scenario; N]) {
     let jobs = numbers.map(|number| Scenario {
         number,
         ..Scenario::new("shared", "MPS=true", 1).shared()

@@ -184,7 +184,7 @@ impl Offer<'_> {
     }
 
     /// A comment about what is not offered.
-    fn left_out(&self) -> Option<String> {
+    fn comment(&self) -> Option<String> {
         let why = match self.replicas {
             Some(_) if self.gpu.mig != Mig::Off => "is in MIG mode".to_owned(),
             Some(wanted) if self.shares() < wanted => {
@@ -221,8 +221,8 @@ pub fn advertise(
             allowed,
         ));
     }
-    let left_out: String = offers.iter().filter_map(Offer::left_out).collect();
-    Ok(left_out + &system.shares(node, offers, total))
+    let comments: String = offers.iter().filter_map(Offer::comment).collect();
+    Ok(comments + &system.shares(node, offers, total))
 }
 
 #[cfg(test)]

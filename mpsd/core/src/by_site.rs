@@ -42,11 +42,11 @@ pub fn text_of(path: &Path) -> Option<String> {
 
 /// Why a job with this batch script is left out.
 pub fn of_script(text: &str) -> Option<String> {
-    own_mps(text).or_else(|| without_ranks(text))
+    by_words(text).or_else(|| without_ranks(text))
 }
 
 /// Why a script, or a program that is text, handles MPS itself; `None`: it does not.
-pub fn own_mps(text: &str) -> Option<String> {
+pub fn by_words(text: &str) -> Option<String> {
     let named = OWN.into_iter().find(|word| text.contains(word))?;
     Some(format!("its script names {named}"))
 }
@@ -139,7 +139,7 @@ mod tests {
             ("mpirun -n 4 a", false, true),
             ("for i in $(seq 56); do a & done; wait", false, false),
         ] {
-            assert_eq!(own_mps(script).is_some(), own, "{script}");
+            assert_eq!(by_words(script).is_some(), own, "{script}");
             assert_eq!(without_ranks(script).is_none(), ranks, "{script}");
         }
     }

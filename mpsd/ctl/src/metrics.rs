@@ -200,13 +200,13 @@ fn job(
     }
     // In a shared MPS, also those that root has proved for all its jobs.
     let shared = journal
-        .shared()
+        .joined_gpus()
         .map(|gpu| JobId::shared(journal.uid(), gpu));
     let shared: Vec<JobId> = shared.collect();
-    let mut own = node.own(journal);
+    let mut own = node.known_members(journal);
     for id in &shared {
         if let Ok(Some(journal)) = node.read_journal(id) {
-            own.extend(node.own(&journal));
+            own.extend(node.known_members(&journal));
         }
     }
     own.retain(|member| member.role == Role::Control && !member.is_defunct());
@@ -384,15 +384,15 @@ impl Page {
     }
 
     fn since(&mut self, tally: &Tally) {
-        self.add("jobs_begun_total", one(tally.begun));
+        self.add("jobs_begun_total", one(tally.had_mps));
         let kinds = [
             ("refusal", tally.refusals),
             ("fault", tally.faults),
             ("undetermined", tally.undetermined),
         ];
         self.add("starts_failed_total", by("kind", kinds));
-        let as_before = tally.ended.saturating_sub(tally.left);
-        let ended = [("true", as_before), ("false", tally.left)];
+        let as_before = tally.ended.saturating_sub(tally.not_as_before);
+        let ended = [("true", as_before), ("false", tally.not_as_before)];
         self.add("jobs_ended_total", by("as_before", ended));
         self.add("jobs_drained_total", one(tally.drained));
         let troubles = [

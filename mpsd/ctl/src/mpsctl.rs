@@ -252,7 +252,9 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             caller.main = verb.is_main(&attach::own_variable);
             match verb.run(&caller)? {}
         }
-        Verb::Status(verb) => Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &daemon()?)?),
+        Verb::Status(verb) => {
+            Ok(verb.run(&Caller::this(config, verb.job.as_deref()), &mpsd_program()?)?)
+        }
         Verb::Sweep(_) | Verb::Pack(_) => Err(become_runner()?),
         Verb::Report(verb) => verb.run(&settings(config, &host_or(verb.node.as_ref()))?),
         Verb::Selftest(verb) => Ok(verb.run(&Caller::this(config, None), &programs()?)?),
@@ -261,7 +263,9 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             let settings = settings_for_root(config, &node, "metrics", ALL_JOURNALS)?;
             Ok(verb.run(&settings, self::settings(config, &node).is_ok())?)
         }
-        Verb::Plan(verb) => print(&verb.run(config, &daemon()?, &attach::own_variable, json)?),
+        Verb::Plan(verb) => {
+            print(&verb.run(config, &mpsd_program()?, &attach::own_variable, json)?)
+        }
         Verb::Reconcile(verb) => {
             let (name, why) = match verb.dry_run {
                 true => ("reconcile --dry-run", ALL_JOURNALS),
@@ -301,7 +305,9 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             })
         }
         Verb::Explain(verb) => print(&verb.run(json)?),
-        Verb::Advertise(verb) => print(&verb.run(config, &ThisHost.name(), &daemon()?, json)?),
+        Verb::Advertise(verb) => {
+            print(&verb.run(config, &ThisHost.name(), &mpsd_program()?, json)?)
+        }
     }
 }
 
@@ -397,7 +403,7 @@ fn programs() -> Result<PathBuf, Failure> {
     Ok(directory.ok_or_else(|| unknown("it has none".to_owned()))?)
 }
 
-fn daemon() -> Result<PathBuf, Failure> {
+fn mpsd_program() -> Result<PathBuf, Failure> {
     Ok(programs()?.join("mpsd"))
 }
 

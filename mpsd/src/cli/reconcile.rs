@@ -275,7 +275,7 @@ impl<'a> Run<'a> {
     /// that may own it says so.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         if let Some(journal) = journal {
-            let before_boot = boot_time().is_some_and(|boot| journal.began < boot);
+            let before_boot = boot_time().is_some_and(|boot| journal.began_at < boot);
             if self.boot && before_boot && self.living(journal).is_empty() {
                 let why = "it began before this boot, and no process of it is left";
                 return JobState::Gone(why.to_owned());
@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
     }
 
     fn job(&mut self, job: &JobId, journal: Option<&Journal>, state: &JobState) {
-        let left = journal.is_some_and(|journal| journal.left);
+        let left = journal.is_some_and(|journal| journal.has_remains);
         if left || !matches!(state, JobState::Here) {
             self.unfinished.insert(job.to_string());
         }

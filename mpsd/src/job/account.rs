@@ -17,7 +17,7 @@ pub struct Account {
 
 impl Account {
     /// `job` enters; `now` is the mode that the GPU has.
-    pub fn join(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
+    pub fn enter(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
         let mut account = existing.unwrap_or(Self {
             version: VERSION,
             users: BTreeSet::new(),
@@ -69,24 +69,24 @@ mod tests {
     #[test]
     fn only_a_job_alone_on_a_gpu_found_in_default_may_set_a_mode() {
         let [one, two] = ["1", "2"].map(|id| JobId::parse(id).unwrap());
-        let alone = Account::join(None, &one, Default);
+        let alone = Account::enter(None, &one, Default);
         assert_eq!(alone.may_set(&one, Default), Ok(()));
         assert!(
             alone.may_set(&one, Prohibited).is_err(),
             "someone else set it"
         );
-        let found_exclusive = Account::join(None, &one, ExclusiveProcess);
+        let found_exclusive = Account::enter(None, &one, ExclusiveProcess);
         assert!(found_exclusive.may_set(&one, ExclusiveProcess).is_err());
-        let shared = Account::join(Some(alone), &two, Default);
+        let shared = Account::enter(Some(alone), &two, Default);
         assert!(shared.may_set(&two, Default).is_err());
     }
 
     #[test]
     fn the_last_job_restores_the_mode_unless_someone_else_changed_it_meanwhile() {
         let [one, two] = ["1", "2"].map(|id| JobId::parse(id).unwrap());
-        let mut account = Account::join(None, &one, Default);
+        let mut account = Account::enter(None, &one, Default);
         account.set = Some(ExclusiveProcess);
-        let mut account = Account::join(Some(account), &two, ExclusiveProcess);
+        let mut account = Account::enter(Some(account), &two, ExclusiveProcess);
         assert_eq!(account.leave(&one, ExclusiveProcess), Ok(None));
         assert!(account.clone().leave(&two, Prohibited).is_err());
         assert_eq!(account.leave(&two, ExclusiveProcess), Ok(Some(Default)));

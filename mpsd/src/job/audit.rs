@@ -51,7 +51,10 @@ pub fn ended(journal: &Journal, now: u64, as_before: bool) -> Option<Entry> {
         ("MPSD_ENDED", now.to_string()),
         ("MPSD_AS_BEFORE", answer.to_owned()),
     ];
-    let (user, took) = (text::user(&journal.user), now.saturating_sub(journal.began));
+    let (user, took) = (
+        text::user(&journal.user),
+        now.saturating_sub(journal.began_at),
+    );
     let line = format!("MPS ended for {user} after {took} s, the node {is} as it was");
     Some(entry(journal, "end", &line, end.into()))
 }
@@ -64,7 +67,7 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
         ("MPSD_UID", journal.uid().to_string()),
         ("MPSD_SCHEDULER", journal.scheduler.to_string()),
         ("MPSD_NODE", journal.node.clone()),
-        ("MPSD_BEGAN", journal.began.to_string()),
+        ("MPSD_BEGAN", journal.began_at.to_string()),
     ];
     fields.extend(journal.gpu_names().into_iter().map(|gpu| ("MPSD_GPU", gpu)));
     let limits = limits(journal).into_iter();

@@ -73,16 +73,16 @@ fn start<N: Node>(
             .script()
             .and_then(|script| by_site::of_script(&script))
     {
-        return leave_out(node, job, when, None, &why);
+        return begin_without_mps(node, job, when, None, &why);
     }
     // Comes before anything is made or asked, because most of these jobs need nothing.
     if job.asked.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {
-        return leave_out(node, job, when, None, &why);
+        return begin_without_mps(node, job, when, None, &why);
     }
     let early = match when {
-        ReturnWhen::Announced => take_over(node, job, when)?,
+        ReturnWhen::Announced => clear_and_lock(node, job, when)?,
         ReturnWhen::Ready | ReturnWhen::Started => None,
     };
     let tried = attempt(
@@ -122,7 +122,7 @@ fn attempt<N: Node>(
 ) -> Result<Option<LockGuard>, FailedStart> {
     let (plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.asked.request) => {
-            return leave_out(node, job, when, early, &refusal.to_string()).map(|()| None);
+            return begin_without_mps(node, job, when, early, &refusal.to_string()).map(|()| None);
         }
         made => made.map_err(|failure| {
             let id = &job.submission.job;
@@ -140,7 +140,7 @@ fn attempt<N: Node>(
     };
     let held = match early {
         Some(held) => Some(held),
-        None => take_over(node, job, when)?,
+        None => clear_and_lock(node, job, when)?,
     };
     let Some(held) = held else { return Ok(None) };
     let verify = plan.verify.then_some(job.deadline);
@@ -159,7 +159,7 @@ fn attempt<N: Node>(
         start.say_notes(node);
     }
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
-    let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared.is_empty();
+    let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared_plans.is_empty();
     let begun = start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
@@ -175,7 +175,7 @@ fn attempt<N: Node>(
     }
     match when {
         ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false)?,
-        ReturnWhen::Started => start.finish_alone(node, job)?,
+        ReturnWhen::Started => start.finish_detached(node, job)?,
     }
     Ok(None)
 }
@@ -183,7 +183,7 @@ fn attempt<N: Node>(
 /// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,
 /// and tasks must know that they have none. If the record cannot be written, a job without a
 /// directory here runs all the same.
-fn leave_out<N: Node>(
+fn begin_without_mps<N: Node>(
     node: &mut N,
     job: &Job,
     when: ReturnWhen,
@@ -194,7 +194,7 @@ fn leave_out<N: Node>(
     let was_here = node.has_directory(id);
     let held = match early {
         Some(held) => Ok(Some(held)),
-        None => take_over(node, job, when),
+        None => clear_and_lock(node, job, when),
     };
     let line = Mode::auto_without(why);
     let left = match held {
@@ -239,7 +239,7 @@ fn is_over(node: &mut impl Node, job: &JobId) -> bool {
 ///
 /// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque
 /// runs a job's prologue again without an epilogue in between (docs/facts/pbs.md#sister-nodes).
-fn take_over(
+fn clear_and_lock(
     node: &mut impl Node,
     job: &Job,
     when: ReturnWhen,

@@ -21,7 +21,7 @@ pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     if now == ComputeMode::ExclusiveProcess && existing.is_none() {
         expect_free(node, gpu)?;
     }
-    node.write_account(gpu, Some(&Account::join(existing, job, now)))
+    node.write_account(gpu, Some(&Account::enter(existing, job, now)))
 }
 
 /// No server can begin on a GPU in exclusive mode that a process of others holds.

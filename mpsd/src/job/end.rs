@@ -2,11 +2,11 @@
 //! lines, drain on proof.
 
 use super::audit;
+use super::drain_target::{DrainTarget, drain_prefix};
 use super::evidence;
 use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Node, Severity};
-use super::prepared::{DrainTarget, drain_prefix};
 use super::report::{self, JobOutcome, JobReport};
 use super::store::Store as _;
 use super::undo;
@@ -130,8 +130,8 @@ fn written(
         daemons: record.daemons.clone(),
         auto: record.reason.clone(),
         exclusive: journal.to_undo().any(sets_mode),
-        shared: journal.shared().next().is_some(),
-        began: journal.began,
+        shared: journal.joined_gpus().next().is_some(),
+        began: journal.began_at,
         ready_ms: journal.ready_ms,
         teardown_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         as_before: findings.is_clean(),

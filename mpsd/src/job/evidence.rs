@@ -6,10 +6,10 @@
 //! is merely left over, slow, starved, stopped or held by something else proves nothing: its user
 //! can be the cause.
 
+use super::drain_target::DrainTarget;
 use super::journal::{Journal, ProcessRef};
 use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
-use super::prepared::DrainTarget;
 use super::report::JobOutcome;
 use batch::Location;
 use batch::drain::Place;
@@ -44,7 +44,10 @@ pub(super) fn of_failed_start(
         unknown.why += &format!("; {lacking}");
     }
     // The process that stopped it may have ended.
-    let is_stopped = node.own(journal).iter().any(|member| member.state == 'T');
+    let is_stopped = node
+        .known_members(journal)
+        .iter()
+        .any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
     if a_users || !ledger::note_failed_start(node, journal.uid(), journal.job()) {
@@ -181,7 +184,7 @@ fn hangs(node: &mut impl Node, journal: &Journal, process: ProcessRef) -> bool {
 }
 
 pub(super) fn is_hung(node: &mut impl Node, journal: &Journal) -> bool {
-    let mut own = node.own(journal).into_iter();
+    let mut own = node.known_members(journal).into_iter();
     own.any(|member| hangs(node, journal, member.process))
 }
 

@@ -1,6 +1,7 @@
 //! The journal: the plan, and how much of it was begun. It is written before each effect.
 
-use super::prepared::{DrainTarget, Job, drain_prefix};
+use super::drain_target::{DrainTarget, drain_prefix};
+use super::prepared::Job;
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::LeftoverClients;
 use mpsd_core::record::Record;
@@ -40,7 +41,8 @@ pub struct Journal {
     pub plan: Plan,
     /// How many of its effects were begun; the last of these may have happened in part or not at
     /// all.
-    pub begun: usize,
+    #[serde(rename = "begun")]
+    pub effects_begun: usize,
     pub control: PathBuf,
     pub nvml: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +69,8 @@ pub struct Journal {
     /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
     pub kill_clients: bool,
     /// Seconds since 1970.
-    pub began: u64,
+    #[serde(rename = "began")]
+    pub began_at: u64,
     /// From then until its MPS was proved ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
@@ -79,8 +82,8 @@ pub struct Journal {
     #[serde(skip)]
     pub ladder: Option<Duration>,
     /// It was taken down, and something of it is still here.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub left: bool,
+    #[serde(rename = "left", default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_remains: bool,
 }
 
 impl Journal {
@@ -107,7 +110,7 @@ impl Journal {
             user: job.user.name.clone(),
             gid: job.user.gid,
             plan,
-            begun: 0,
+            effects_begun: 0,
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
             cgroup: None,
@@ -118,11 +121,11 @@ impl Journal {
             drain_prefix: drain_prefix(settings),
             slurm_conf: job.location.slurm_conf.clone(),
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
-            began: now(),
+            began_at: now(),
             ready_ms: None,
             sharers: BTreeSet::new(),
             ladder: None,
-            left: false,
+            has_remains: false,
         }
     }
 
@@ -151,10 +154,12 @@ impl Journal {
     /// The effects that were begun, last first: what is to be undone.
     pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
         let effects = &self.plan.effects;
-        effects[..self.begun.min(effects.len())].iter().rev()
+        effects[..self.effects_begun.min(effects.len())]
+            .iter()
+            .rev()
     }
 
-    pub fn shared(&self) -> impl Iterator<Item = &GpuUuid> {
+    pub fn joined_gpus(&self) -> impl Iterator<Item = &GpuUuid> {
         self.to_undo().filter_map(|effect| match effect {
             Effect::JoinShared { gpu } => Some(gpu),
             _ => None,

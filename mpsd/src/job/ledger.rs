@@ -3,9 +3,9 @@
 //! A ledger that cannot be read, or has another version, counts as empty: no job waits for it, and
 //! no node is drained for it.
 
+use super::drain_target::DrainTarget;
 use super::journal::ProcessRef;
 use super::node::{Files, Members};
-use super::prepared::DrainTarget;
 use mpsd_core::file::Durability;
 use mpsd_core::{Inventory, JobId};
 use mpsd_sys::deadline::Deadline;

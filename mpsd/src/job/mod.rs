@@ -7,6 +7,7 @@ pub mod audit;
 mod begin;
 mod bounds;
 pub mod claim;
+mod drain_target;
 mod end;
 pub mod evidence;
 mod findings;
@@ -27,10 +28,11 @@ mod undo;
 
 pub use account::Account;
 pub use begin::{Begun, ReturnWhen, begin};
+pub use drain_target::DrainTarget;
 pub use end::{Ending, JobEnd, end, end_if, jobs_of};
 pub use findings::{FailedStart, Findings};
 pub use journal::Journal;
-pub use prepared::{DrainTarget, Job, Scheduled, User};
+pub use prepared::{Job, Scheduled, User};
 pub use undo::end_unshared;
 
 use mpsd_core::Failure;

@@ -2,8 +2,8 @@
 //! and `tests/src/sim` in memory. All decisions are shipped code: [`super::store`] for files.
 
 use super::audit::Entry;
+use super::drain_target::DrainTarget;
 use super::journal::{Journal, ProcessRef, Programs};
-use super::prepared::DrainTarget;
 use super::report::JobOutcome;
 use super::spec::Spec;
 use batch::control::Controller;
@@ -232,7 +232,7 @@ pub trait Members {
         })
     }
     /// The processes that root knows: those of the journal, and all in the job's own cgroup.
-    fn own(&mut self, journal: &Journal) -> Vec<Member> {
+    fn known_members(&mut self, journal: &Journal) -> Vec<Member> {
         let supervisor = journal.supervisor.iter().map(|id| (*id, Role::Supervisor));
         let roles = [Role::Control, Role::Server].into_iter().cycle();
         let named = supervisor.chain(journal.proved.iter().copied().zip(roles));
@@ -255,7 +255,7 @@ pub trait Members {
     fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
     /// All of these, each with its role.
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
-        let mut all = self.own(journal);
+        let mut all = self.known_members(journal);
         let unknown = all.iter().filter(|m| m.role == Role::Other);
         let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
         let known: BTreeMap<ProcessRef, Role> = self.roles(journal, &unknown).into_iter().collect();
@@ -267,7 +267,8 @@ pub trait Members {
     }
     /// Sends strangers SIGTERM or SIGKILL, as the rung says, and waits for their end.
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
-    /// Does what the rung says to [`Members::own`], and returns those that the kernel still has.
+    /// Does what the rung says to [`Members::known_members`], and returns those that the kernel
+    /// still has.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
     /// Ends the clients that the job of `sharer` has at the daemons of `shared`, as its user. If
     /// one stays, the scheduler kills it.

@@ -34,7 +34,7 @@ pub struct Failing<'a> {
     /// It failed after all of this was known, so the node may be at fault.
     pub prepared: Option<&'a Job>,
     /// A failure is left on the node for the job's tasks, if its directory there is known.
-    pub record: bool,
+    pub tells_tasks: bool,
     pub is_recordable: bool,
     /// A caller waits for the exit code. None does in the process that continues after the prologue
     /// returned.
@@ -50,7 +50,7 @@ impl<'a> Failing<'a> {
             place: job.place(),
             user: Some(&job.user),
             prepared: Some(job),
-            record: job.record,
+            tells_tasks: job.tells_tasks,
             is_recordable: true,
             awaited,
             deadline: job.deadline,
@@ -86,15 +86,15 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
         return failure.exit_code();
     }
     if by_site {
-        leave_out(node, id, job.uid(), failure);
+        record_without_mps(node, id, job.uid(), failure);
         return 0;
     }
     // A node that is drained already must not be taken down as well.
     let to_tasks =
         is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
-    let recorded = (job.record || to_tasks || to_shell)
+    let recorded = (job.tells_tasks || to_tasks || to_shell)
         && job.is_recordable
-        && leave_record(node, id, job.uid(), told);
+        && record_failure(node, id, job.uid(), told);
     if to_tasks || (to_shell && recorded) {
         return 0;
     }
@@ -102,7 +102,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
         complain(node, id, told);
     }
     // Requeue first, because the controller may take all the time that is left.
-    let lost = job.record && job.is_recordable && !recorded;
+    let lost = job.tells_tasks && job.is_recordable && !recorded;
     let requeued = requeue(node, job, failure, lost);
     tell(node, &job.place, submission, told, requeued.as_ref());
     let is_back = requeued.is_some_and(|done| done.failed.is_none());
@@ -113,7 +113,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     if job.awaited && failure.kind() != FailureKind::Refusal && !drained {
         delay_exit(node, submission, job.deadline);
     }
-    let code = exit_code(submission, job.record, failure);
+    let code = exit_code(submission, job.tells_tasks, failure);
     // Neither a late exit nor a drain tells the administrator that the job waits for this node, or that
     // its configuration is unusable.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
@@ -130,7 +130,7 @@ fn is_misconfigured(failure: &Failure) -> bool {
 }
 
 /// The job did not ask, so it runs as if there were no MPS. Its record says why.
-pub fn leave_out(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) {
+pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) {
     let line = Mode::auto_without(&failure.to_string());
     let mut record = Record::without_mps(id.clone(), uid, RecordState::Unneeded, line);
     // Without a request no step of it tries again.
@@ -346,7 +346,7 @@ fn delay_exit(node: &mut impl Node, submission: &Submission, deadline: Deadline)
 }
 
 /// Leaves the failure for the job's tasks; whether that could be done.
-pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
+pub fn record_failure(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
     let state = match failure {
         Failure::Refusal(_) => RecordState::Refused,
         Failure::Fault(_) | Failure::Undetermined(_) => RecordState::Failed,

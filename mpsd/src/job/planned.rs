@@ -38,7 +38,9 @@ pub(super) fn make_plan(
         // NVML takes longer to load than all the rest of a join.
         Some((plan, _)) if shared::are_up(node, &plan) => (plan, None),
         Some((plan, known))
-            if gpus == GpusKnown::Remembered && plan.shared.is_empty() && !job.submission.step =>
+            if gpus == GpusKnown::Remembered
+                && plan.shared_plans.is_empty()
+                && !job.submission.step =>
         {
             node.prepare_nvml(&uuids(&plan));
             (plan, Some(known))

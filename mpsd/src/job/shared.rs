@@ -65,7 +65,7 @@ pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
         let journal = node.read_journal(&plan.record.job).ok().flatten();
         journal.is_some_and(|journal| is_up(node, &journal))
     };
-    !plan.shared.is_empty() && plan.shared.iter().all(&mut is_up)
+    !plan.shared_plans.is_empty() && plan.shared_plans.iter().all(&mut is_up)
 }
 
 /// Whether the control daemon that root has proved still runs, which starts a lost server again, or
@@ -78,7 +78,8 @@ pub fn is_up(node: &mut impl Node, journal: &Journal) -> bool {
     let serves = |m: &Member| m.role == Role::Control && !m.is_defunct() && m.state != 'T';
     // A start that was killed before its proof left a daemon that nobody has proved.
     let was_up = !journal.proved.is_empty();
-    node.own(journal).iter().any(serves) || was_up && node.members(journal).iter().any(serves)
+    node.known_members(journal).iter().any(serves)
+        || was_up && node.members(journal).iter().any(serves)
 }
 
 /// Takes the job of `sharer` out of its user's MPS on `gpu`, and ends its clients there. The last
@@ -193,7 +194,7 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
 fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
     let is_this = |journal: Journal| {
         journal
-            .shared()
+            .joined_gpus()
             .any(|gpu| JobId::shared(journal.uid(), gpu) == *id)
     };
     // A journal that cannot be read may say so.
@@ -217,7 +218,7 @@ fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobI
 /// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its
 /// job's limits.
 fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
-    let mut others = node.own(shared);
+    let mut others = node.known_members(shared);
     others.retain(|member| member.role == Role::Other && !member.is_defunct());
     if others.is_empty() {
         return;

@@ -77,7 +77,7 @@ impl Start {
             // Now, because the mark goes with the directory.
             failed.job_ended = node.is_cancelled(self.journal.job());
             if !self.may_begin_again(&failed) {
-                undo::remove(node, &self.journal, &mut failed.findings);
+                undo::remove_or_mark(node, &self.journal, &mut failed.findings);
             }
             failed.gpus = self.journal.gpu_names();
             failed
@@ -90,12 +90,12 @@ impl Start {
 
     /// Carries the plan out. After its last effect `mpsd` is starting.
     pub(super) fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
-        while self.journal.begun < self.journal.plan.effects.len() {
-            let number = self.journal.begun;
-            self.journal.begun += 1;
+        while self.journal.effects_begun < self.journal.plan.effects.len() {
+            let number = self.journal.effects_begun;
+            self.journal.effects_begun += 1;
             if let Err(failure) = node.write_journal(&self.journal) {
                 // An effect that is not in the journal is not done, so it must not be undone.
-                self.journal.begun = number;
+                self.journal.effects_begun = number;
                 return Err(failure.into());
             }
             self.perform(node, number)?;
@@ -112,7 +112,7 @@ impl Start {
             }
             Effect::JoinShared { gpu } => {
                 expect_its_job(node, journal.job())?;
-                let mut plans = self.journal.plan.shared.iter();
+                let mut plans = self.journal.plan.shared_plans.iter();
                 let plan = plans.find(|plan| plan.record.gpus[0].uuid == gpu);
                 let plan =
                     plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
@@ -166,16 +166,20 @@ impl Start {
         Ok(())
     }
 
-    /// Carries out what is left, proves the MPS, and sets the record to ready; `alone`: no caller
-    /// waits for this process.
-    pub(super) fn finish(mut self, node: &mut impl Node, alone: bool) -> Result<(), FailedStart> {
+    /// Carries out what is left, proves the MPS, and sets the record to ready; `detached`: no
+    /// caller waits for this process.
+    pub(super) fn finish(
+        mut self,
+        node: &mut impl Node,
+        detached: bool,
+    ) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
-            if alone && let Some(own) = node.own_process() {
+            if detached && let Some(own) = node.own_process() {
                 start.journal.starter = Some(own);
                 node.write_journal(&start.journal)?;
             }
             start.carry_out(node)?;
-            if start.journal.plan.shared.is_empty() {
+            if start.journal.plan.shared_plans.is_empty() {
                 start.prove(node)?;
                 if let Some(deadline) = start.verify {
                     let mut daemons = start.journal.record().daemons.iter();
@@ -194,7 +198,11 @@ impl Start {
 
     /// This process returns, and a process of its own finishes the start. The record gets the
     /// outcome.
-    pub(super) fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
+    pub(super) fn finish_detached<N: Node>(
+        self,
+        node: &mut N,
+        job: &Job,
+    ) -> Result<(), FailedStart> {
         let mut start = Some(self);
         let detached = node.detach(|node| {
             if let Some(Err(failed)) = start.take().map(|start| start.finish(node, true)) {
@@ -251,8 +259,8 @@ fn begin_shared(
 ) -> Result<Journal, FailedStart> {
     let journal = Journal {
         plan: plan.clone(),
-        begun: 0,
-        began: now(),
+        effects_begun: 0,
+        began_at: now(),
         ready_ms: None,
         ..sharer.journal.clone()
     };

@@ -450,7 +450,7 @@ pub trait Store: Files {
         let paths = self
             .settings()
             .paths
-            .seen(journal.job(), journal.uid(), journal.shared());
+            .seen(journal.job(), journal.uid(), journal.joined_gpus());
         let mut read = |path: &Path| self.read(path, observations::LONGEST).ok().flatten();
         let all = paths.iter().filter_map(|paths| paths.seen(&mut read));
         all.reduce(Observations::and)

@@ -32,9 +32,11 @@ impl Times {
 pub struct Tally {
     /// Jobs that ever had a ready MPS. A look counts the ended ones and those present; the highest
     /// count stays.
-    pub begun: u64,
+    #[serde(rename = "begun")]
+    pub had_mps: u64,
     pub ended: u64,
-    pub left: u64,
+    #[serde(rename = "left")]
+    pub not_as_before: u64,
     /// Jobs for which the node was drained: at their end, for their failed start, or at a second
     /// look.
     pub drained: u64,
@@ -57,7 +59,7 @@ pub struct Tally {
 impl Tally {
     pub fn end(&mut self, report: &JobReport) {
         self.ended += 1;
-        self.left += u64::from(!report.as_before);
+        self.not_as_before += u64::from(!report.as_before);
         self.drained += u64::from(report.drained);
         if let Some(ms) = report.ready_ms {
             self.ready.add(ms);
@@ -92,7 +94,7 @@ impl Tally {
     /// its end.
     pub fn look(&mut self, ready: usize) {
         let ready = u64::try_from(ready).unwrap_or(u64::MAX);
-        self.begun = self.begun.max(self.ready.count.saturating_add(ready));
+        self.had_mps = self.had_mps.max(self.ready.count.saturating_add(ready));
     }
 }
 
@@ -120,11 +122,11 @@ mod tests {
         tally.look(2);
         tally.ready.add(9);
         tally.look(0);
-        assert_eq!(tally.begun, 2, "one has ended, and its report is to come");
+        assert_eq!(tally.had_mps, 2, "one has ended, and its report is to come");
         tally.ready.add(9);
         tally.ready.add(9);
         tally.look(1);
-        assert_eq!(tally.begun, 4);
+        assert_eq!(tally.had_mps, 4);
     }
 
     #[test]

@@ -24,19 +24,21 @@ const MOST_LADDERS: usize = 8;
 /// accounts and compute modes, then strangers, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = undo_effects(node, journal);
-    remove(node, journal, &mut findings);
+    remove_or_mark(node, journal, &mut findings);
     findings
 }
 
 /// Removes the job's directory if its effects are undone, with what an end has noted in it.
-pub(super) fn remove(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+pub(super) fn remove_or_mark(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     if findings.is_clean() {
         findings.take(node.remove_job(journal.job()));
-    } else if !journal.left {
-        let (left, journal) = (true, journal.clone());
-        let left = Journal { left, ..journal };
+    } else if !journal.has_remains {
+        let marked = Journal {
+            has_remains: true,
+            ..journal.clone()
+        };
         // Only metrics read this mark, so a failure is no finding.
-        let _ = node.write_journal(&left);
+        let _ = node.write_journal(&marked);
     }
 }
 
@@ -50,7 +52,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
         stop_own(node, journal, &mut findings);
     }
     // One MPS ends after the other, and their user may have stopped them all.
-    let many = journal.shared().count().clamp(1, MOST_LADDERS);
+    let many = journal.joined_gpus().count().clamp(1, MOST_LADDERS);
     let time = node.settings().teardown / u32::try_from(many).unwrap_or(1);
     for effect in journal.to_undo() {
         if let Effect::JoinShared { gpu } = effect {
@@ -94,7 +96,7 @@ pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let began = Instant::now();
     let time = journal.ladder.unwrap_or(node.settings().teardown);
-    let mut left = living(node.own(journal));
+    let mut left = living(node.known_members(journal));
     // A process whose role is not known may be a control daemon.
     let control = left
         .iter()

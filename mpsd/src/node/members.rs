@@ -61,7 +61,11 @@ impl Members for RealNode {
         if self.is_contained(journal) {
             return Vec::new();
         }
-        let own: BTreeSet<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        let own: BTreeSet<i32> = self
+            .known_members(journal)
+            .iter()
+            .map(|m| m.process.pid)
+            .collect();
         let table = ProcessTable::scan().unwrap_or_default();
         let of_user = table.of_user(journal.uid()).map(|entry| entry.stat.id);
         let others: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
@@ -103,18 +107,18 @@ impl Members for RealNode {
         let deadline = Deadline::after(limit);
         match rung {
             Rung::Polite => super::as_user::ask_to_stop(self, journal, deadline),
-            Rung::Terminate => signal_each(&self.own(journal), Signal::SIGTERM),
+            Rung::Terminate => signal_each(&self.known_members(journal), Signal::SIGTERM),
             Rung::Kill => {
                 // A process that gets no turn on a CPU cannot end, and its user can take every turn
                 // from it.
-                let own = self.own(journal).into_iter();
+                let own = self.known_members(journal).into_iter();
                 let own = own.filter_map(|member| member.process.open());
                 own.for_each(|process| normalise(&process));
                 if let Some(cgroup) = self.cgroup_of(journal) {
                     // The look below finds what it cannot kill.
                     let _ = cgroup.kill(deadline);
                 }
-                signal_each(&self.own(journal), Signal::SIGKILL);
+                signal_each(&self.known_members(journal), Signal::SIGKILL);
             }
         }
         self.prepare_nvml(&journal.gpu_uuids());
@@ -185,7 +189,7 @@ impl Members for RealNode {
             return true;
         };
         let known = self
-            .own(journal)
+            .known_members(journal)
             .into_iter()
             .filter(|m| m.role != Role::Other);
         let mut ours: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
@@ -232,7 +236,11 @@ impl RealNode {
     /// by the variable that attached them. A user can forge the variable, but only against the
     /// user's own jobs.
     fn processes_of(&mut self, shared: &Journal, sharer: &Journal) -> Vec<i32> {
-        let own: BTreeSet<i32> = self.own(shared).iter().map(|one| one.process.pid).collect();
+        let own: BTreeSet<i32> = self
+            .known_members(shared)
+            .iter()
+            .map(|one| one.process.pid)
+            .collect();
         let table = ProcessTable::scan().unwrap_or_default();
         let of_user = table.of_user(sharer.uid()).map(|entry| entry.stat.id);
         let of_user: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
@@ -419,7 +427,7 @@ fn wait_gone(
     deadline: Deadline,
 ) -> Vec<Member> {
     loop {
-        let mut left = node.own(journal);
+        let mut left = node.known_members(journal);
         left.retain(|m| !m.is_defunct());
         if left.is_empty() || deadline.expired() {
             return left;

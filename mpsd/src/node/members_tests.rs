@@ -79,7 +79,7 @@ fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
     sleeper.args = vec!["60".into()];
     sleeper.cgroup = Some(cgroup.directory().unwrap());
     let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
-    let own = node.own(&journal);
+    let own = node.known_members(&journal);
     sleeper.kill(Deadline::after_ms(20_000));
     remove_cgroup(&cgroup);
     assert_eq!(

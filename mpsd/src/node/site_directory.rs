@@ -178,7 +178,7 @@ mod tests {
     fn a_change_that_is_ended_at_its_limit_leaves_no_lock() {
         let _alone = alone();
         let place = tempfile::tempdir().unwrap();
-        let paths = Paths::new(&place.path().join("run"), &place.path().join("state"));
+        let paths = Paths::new(place.path().join("run"), place.path().join("state"));
         let slow = || {
             std::thread::sleep(Duration::from_secs(30));
             Ok(())

@@ -19,7 +19,8 @@ pub enum Effect {
     #[display("set compute mode of {gpu} to {mode}")]
     SetComputeMode { gpu: GpuUuid, mode: ComputeMode },
     /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS
-    /// ([`Plan::shared`]). Inverse: end the job's clients and leave; the last job ends the MPS.
+    /// ([`Plan::shared_plans`]). Inverse: end the job's clients and leave; the last job ends the
+    /// MPS.
     #[display("share the user's MPS on {gpu}")]
     JoinShared { gpu: GpuUuid },
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
@@ -58,7 +59,8 @@ pub struct Plan {
     pub effects: Vec<Effect>,
     /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries
     /// out.
-    pub shared: Vec<Plan>,
+    #[serde(rename = "shared")]
+    pub shared_plans: Vec<Plan>,
     /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
     pub minors: Vec<u32>,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).

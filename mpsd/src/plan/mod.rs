@@ -70,7 +70,7 @@ pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
     Ok(Plan {
         record,
         effects,
-        shared,
+        shared_plans: shared,
         minors: minors(draft.gpus.iter().copied()),
         notes,
         verify: draft.filled.verify == Some(true),
@@ -211,7 +211,7 @@ impl Draft<'_> {
         Plan {
             record,
             effects,
-            shared: Vec::new(),
+            shared_plans: Vec::new(),
             minors,
             notes: Vec::new(),
             verify: false,

@@ -238,7 +238,7 @@ impl Slurm for Handle {
         self.set(name, value, spank_setenv, spank_unsetenv)
     }
 
-    fn set_script_env(&mut self, name: &str, value: Option<&str>) {
+    fn set_job_control_env(&mut self, name: &str, value: Option<&str>) {
         // These functions crash Slurm elsewhere.
         if matches!(context(), Context::Local | Context::Allocator) {
             let (set, remove) = (spank_job_control_setenv, spank_job_control_unsetenv);
@@ -285,7 +285,7 @@ impl Slurm for Handle {
         value_of(srun_options()?, TASK_PROLOG)
     }
 
-    fn submitted(&self, option: &CStr) -> Option<Option<String>> {
+    fn submit_option(&self, option: &CStr) -> Option<Option<String>> {
         type IsSet = unsafe extern "C" fn(*mut c_void, *const c_char) -> bool;
         let (options, is_set) = (submitters_options()?, symbol(c"slurm_option_isset")?);
         // SAFETY: the function of this name has this type in every release.

@@ -66,9 +66,9 @@ pub fn guard(callback: impl FnOnce(&mut PluginState) -> Verdict) -> c_int {
     match contain(callback) {
         Verdict::Continue => 0,
         Verdict::Fail => -1,
-        // SAFETY: ends this process, which is the callback's own (see `Verdict::Leave`), without
-        // running the exit handlers that it inherited from slurmstepd.
-        Verdict::Leave => unsafe { nix::libc::_exit(1) },
+        // SAFETY: ends this process, which is the callback's own (see `Verdict::EndProcess`),
+        // without running the exit handlers that it inherited from slurmstepd.
+        Verdict::EndProcess => unsafe { nix::libc::_exit(1) },
     }
 }
 
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(taken, Verdict::Fail);
         let kept = |state: &mut PluginState| match state.step.own_daemon {
             true => Verdict::Continue,
-            false => Verdict::Leave,
+            false => Verdict::EndProcess,
         };
         assert_eq!(contain(kept), Verdict::Continue);
         assert_eq!(contain(|_| panic!("on purpose")), Verdict::Fail);

@@ -191,7 +191,7 @@ impl Slurm for FakeSlurm {
         let before = set(&mut self.job_env, name, value);
         value.is_some() || before.is_some()
     }
-    fn set_script_env(&mut self, name: &str, value: Option<&str>) {
+    fn set_job_control_env(&mut self, name: &str, value: Option<&str>) {
         // What crashes a real Slurm must not pass here.
         let here = matches!(self.context, Context::Local | Context::Allocator);
         assert!(here, "job_control in {:?}", self.context);
@@ -206,7 +206,7 @@ impl Slurm for FakeSlurm {
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
         set(&mut self.process_env, name, value);
     }
-    fn submitted(&self, option: &CStr) -> Option<Option<String>> {
+    fn submit_option(&self, option: &CStr) -> Option<Option<String>> {
         let given = self.given.as_ref()?;
         Some(given.get(option.to_str().expect("a name")).cloned())
     }
@@ -429,7 +429,7 @@ impl Node for FakeNode {
         let text = self.texts.get(path.to_str()?)?;
         Some((*text).to_owned())
     }
-    fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
+    fn write_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         self.records
             .borrow_mut()
             .insert(path.to_owned(), record.clone());

@@ -119,7 +119,7 @@ fn only_a_fault_on_a_site_that_drains_fails_the_prolog() {
             true,
             Verdict::Continue,
         ),
-        (2, "NVML is dead", fault(), true, Verdict::Leave),
+        (2, "NVML is dead", fault(), true, Verdict::EndProcess),
         (2, "NVML is dead", fault(), false, Verdict::Continue),
         // A refusal is never a fault, whatever an older record says.
         (1, "refused", fault(), true, Verdict::Continue),

@@ -143,11 +143,17 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
     };
     let of_job = || with(PIPE);
     let cases = [
-        (of_job(), 0, true, Verdict::Leave, 1),
-        (of_job(), 1, true, Verdict::Leave, 0),
+        (of_job(), 0, true, Verdict::EndProcess, 1),
+        (of_job(), 1, true, Verdict::EndProcess, 0),
         (of_job(), 0, false, Verdict::Continue, 0),
         // As CSCS' CDI file sets it for skybox.
-        (with("/tmp/nvidia-mps/pipe"), 0, false, Verdict::Leave, 1),
+        (
+            with("/tmp/nvidia-mps/pipe"),
+            0,
+            false,
+            Verdict::EndProcess,
+            1,
+        ),
         (own, 0, true, Verdict::Continue, 0),
         (FakeSlurm::step(3), 0, true, Verdict::Continue, 0),
     ];

@@ -70,7 +70,7 @@ fn refused_flags_stop_the_submission_under_optional_too() {
             ("config=/c unknown=1", "mps", "'unknown=1'"),
         ] {
             let (verdict, slurm) = submit_in(context, line, flags);
-            assert_eq!(verdict, Verdict::Leave);
+            assert_eq!(verdict, Verdict::EndProcess);
             let errors = slurm.errors();
             assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
             assert!(slurm.script_env.is_empty());
@@ -186,7 +186,7 @@ fn the_prolog_is_told_what_the_job_of_a_step_asked_for() {
 fn a_step_of_a_het_job_without_mps_is_refused() {
     let refused = submit(step_of(&[]).process("SLURM_HET_SIZE", "2"), "", "mps");
     let (verdict, errors) = (refused.0, refused.1.errors());
-    assert_eq!(verdict, Verdict::Leave);
+    assert_eq!(verdict, Verdict::EndProcess);
     assert!(
         errors[0].contains("allowed: --mps for the component"),
         "{errors:?}"
@@ -298,8 +298,8 @@ fn what_stops_a_script_is_removed_again() {
 fn mps_in_slurms_own_container_is_refused_before_anything_is_submitted() {
     for (context, _) in SUBMITTERS {
         for (flags, verdict) in [
-            ("mps", Verdict::Leave),
-            ("mps-threads=50", Verdict::Leave),
+            ("mps", Verdict::EndProcess),
+            ("mps-threads=50", Verdict::EndProcess),
             ("mps=auto", Verdict::Continue),
             ("mps=off", Verdict::Continue),
             ("", Verdict::Continue),
@@ -315,7 +315,7 @@ fn mps_in_slurms_own_container_is_refused_before_anything_is_submitted() {
             assert_eq!(found, verdict, "{flags}");
             assert_eq!(
                 slurm.errors().len(),
-                usize::from(verdict == Verdict::Leave),
+                usize::from(verdict == Verdict::EndProcess),
                 "{flags}"
             );
         }

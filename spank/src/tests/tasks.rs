@@ -27,7 +27,7 @@ fn runs(slurm: FakeSlurm, node: &FakeNode) -> FakeSlurm {
 fn refused(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> String {
     let before = slurm.job_env.clone();
     let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), node, line, flags);
-    assert_eq!((verdict, &slurm.job_env), (Verdict::Leave, &before));
+    assert_eq!((verdict, &slurm.job_env), (Verdict::EndProcess, &before));
     let errors = slurm.errors();
     assert_eq!(errors.len(), 1, "{errors:?}");
     errors[0].clone()
@@ -46,12 +46,12 @@ fn unnamed() -> FakeSlurm {
 fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
     let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
     let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
-    assert_eq!(verdict, Verdict::Leave);
+    assert_eq!(verdict, Verdict::EndProcess);
     assert!(second.is_silent());
     let mut node = FakeNode::new();
     node.unreadable = Some("record: Too many open files (os error 24)".into());
     let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
-    assert_eq!(verdict, Verdict::Leave);
+    assert_eq!(verdict, Verdict::EndProcess);
     assert!(second.errors()[0].contains("Too many open files"));
 }
 
@@ -492,7 +492,7 @@ fn a_task_in_slurms_own_container_does_not_start_and_under_auto_runs_bare() {
         record.exclusive = exclusive;
         let node = FakeNode::new().with_record(record);
         let (verdict, slurm) = task(contained().with(Item::TaskId, 0), &node, "", flags);
-        let right = [Verdict::Continue, Verdict::Leave][usize::from(exclusive)];
+        let right = [Verdict::Continue, Verdict::EndProcess][usize::from(exclusive)];
         assert_eq!(
             (verdict, slurm.lines.borrow().len()),
             (right, lines),

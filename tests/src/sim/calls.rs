@@ -1,6 +1,6 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
-use super::{Living, Node, Sim, reference};
+use super::{Living, SharedWorld, Sim, reference};
 use batch::control::{Controller, NodeStatus};
 use batch::drain::Place;
 use batch::{Location, Requeued, Scheduler, UserRef};
@@ -244,7 +244,11 @@ impl Members for Sim {
         if journal.cgroup.is_some() {
             return Vec::new();
         }
-        let own: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        let own: Vec<i32> = self
+            .known_members(journal)
+            .iter()
+            .map(|m| m.process.pid)
+            .collect();
         self.members_where(|pid, p| p.job == *journal.job() && !own.contains(&pid))
     }
 
@@ -256,9 +260,13 @@ impl Members for Sim {
 
     fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Vec<Member> {
         self.point();
-        let pids: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        let pids: Vec<i32> = self
+            .known_members(journal)
+            .iter()
+            .map(|m| m.process.pid)
+            .collect();
         self.signal(&pids, rung);
-        self.own(journal)
+        self.known_members(journal)
     }
 
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
@@ -346,7 +354,7 @@ impl Scheduling for Sim {
 
 /// The orders that a start gives.
 struct SimController {
-    world: Node,
+    world: SharedWorld,
     is_slurm: bool,
 }
 

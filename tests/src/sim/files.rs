@@ -1,7 +1,7 @@
 //! The sim's files. Each change has its smallest steps, with a point after
 //! each.
 
-use super::{Node, Sim, World};
+use super::{SharedWorld, Sim, World};
 use mpsd::job::journal::Journal;
 use mpsd::job::node::Role;
 use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
@@ -28,7 +28,7 @@ pub fn paths() -> Paths {
 /// A lock of the sim. A worker that took it twice would wait for itself.
 struct Lock {
     path: PathBuf,
-    world: Node,
+    world: SharedWorld,
     own: Rc<RefCell<BTreeSet<PathBuf>>>,
 }
 

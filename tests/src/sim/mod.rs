@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// The node, as its workers hold it.
-pub type Node = Rc<RefCell<World>>;
+pub type SharedWorld = Rc<RefCell<World>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Killed;
@@ -45,7 +45,7 @@ pub enum Trouble {
 
 #[derive(Debug)]
 pub struct Sim {
-    pub world: Node,
+    pub world: SharedWorld,
     settings: NodeSettings,
     trouble: Trouble,
     points: usize,
@@ -64,7 +64,7 @@ pub struct Sim {
     other: Option<Other>,
 }
 
-type Work = dyn FnOnce(&Node);
+type Work = dyn FnOnce(&SharedWorld);
 
 struct Other(Box<Work>);
 
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Other {
 }
 
 impl Sim {
-    pub fn new(world: &Node, trouble: Trouble) -> Self {
+    pub fn new(world: &SharedWorld, trouble: Trouble) -> Self {
         Self {
             world: Rc::clone(world),
             settings: settings(),
@@ -92,7 +92,7 @@ impl Sim {
         }
     }
 
-    pub fn well(world: &Node) -> Self {
+    pub fn well(world: &SharedWorld) -> Self {
         Self::new(world, Trouble::None)
     }
     pub fn begun(&mut self, scenario: &Scenario) -> Begun {
@@ -112,7 +112,7 @@ impl Sim {
     }
 
     /// At the point of [`Trouble::MeetsAt`] `other` does all its work.
-    pub fn meeting(mut self, other: impl FnOnce(&Node) + 'static) -> Self {
+    pub fn meeting(mut self, other: impl FnOnce(&SharedWorld) + 'static) -> Self {
         self.other = Some(Other(Box::new(other)));
         self
     }

@@ -1,7 +1,7 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan
 //! everything else.
 
-use super::{Node, World, paths};
+use super::{SharedWorld, World, paths};
 use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unattached, UserRef};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
@@ -144,7 +144,7 @@ impl Scenario {
         self.devices(|d| d.tasks_on_node = Some(on_node))
     }
 
-    pub fn node(&self) -> Node {
+    pub fn node(&self) -> SharedWorld {
         Rc::new(RefCell::new(self.world()))
     }
 
@@ -235,7 +235,7 @@ impl Scenario {
 
     /// The id under which its daemons run: its own, or that of its user's shared MPS.
     pub fn mps_id(&self) -> JobId {
-        match self.plan().expect("a plan").shared.first() {
+        match self.plan().expect("a plan").shared_plans.first() {
             Some(shared) => shared.record.job.clone(),
             None => self.id(),
         }
@@ -264,7 +264,7 @@ impl Scenario {
             },
             node: NODE.to_owned(),
             location: Location::default(),
-            record: self.record,
+            tells_tasks: self.record,
             deadline: Deadline::after(Duration::from_secs(20)),
         })
     }

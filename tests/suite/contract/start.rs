@@ -146,7 +146,7 @@ fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_
     assert!(alive(first.pid()));
 }
 
-/// A shared MPS that was told to quit comes back by that (mpsd/src/daemon/comeback.rs).
+/// A shared MPS that was told to quit comes back by that (mpsd/src/supervisor/comeback.rs).
 #[test]
 fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_with_its_clients() {
     let first = Daemon::new();

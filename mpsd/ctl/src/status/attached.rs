@@ -117,7 +117,7 @@ mod tests {
     use super::super::model::NvmlLists;
     use super::super::model::tests::status;
     use super::*;
-    use mpsd::daemon::queries::{AnswerError, DaemonAnswer};
+    use mpsd::supervisor::queries::{AnswerError, DaemonAnswer};
     use mpsd_core::record::RecordState;
 
     #[test]

@@ -2,10 +2,10 @@
 //! the kernel. `mpsctl status` and `mpsctl metrics` both show this value. Its fields are those of
 //! `status --json`.
 
-use mpsd::daemon::dialogue::InForce;
-use mpsd::daemon::queries::{AnswerError, Client, DaemonAnswer, Server};
 use mpsd::job::Journal;
 use mpsd::node::tasks::Task;
+use mpsd::supervisor::dialogue::InForce;
+use mpsd::supervisor::queries::{AnswerError, Client, DaemonAnswer, Server};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{self, Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
@@ -157,10 +157,10 @@ impl JobStatus {
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
         Self {
             user: Some(journal.user.clone()),
-            began: Some(journal.began),
-            shared: journal.shared().next().is_some(),
+            began: Some(journal.began_at),
+            shared: journal.joined_gpus().next().is_some(),
             phase: match record {
-                _ if journal.left => Phase::Left,
+                _ if journal.has_remains => Phase::Left,
                 Some(record) => record.state.into(),
                 None => Phase::Starting,
             },

@@ -3,7 +3,7 @@
 
 use super::model::{ClientStatus, DaemonStatus, GpuStatus, JobStatus};
 use crate::terminal::{cut, wrap};
-use mpsd::daemon::queries::Server;
+use mpsd::supervisor::queries::Server;
 use mpsd_core::GpuUuid;
 use mpsd_core::text::list;
 
@@ -148,8 +148,8 @@ mod tests {
     use super::super::model::NvmlLists;
     use super::super::model::tests::{gpu, status};
     use super::*;
-    use mpsd::daemon::dialogue::InForce;
-    use mpsd::daemon::queries::{AnswerError, Server};
+    use mpsd::supervisor::dialogue::InForce;
+    use mpsd::supervisor::queries::{AnswerError, Server};
     use mpsd_core::JobId;
 
     fn example() -> JobStatus {

@@ -26,7 +26,7 @@ impl Place {
         first.plan.record.daemons.clear();
         first.plan.record.gpus.clear();
         let first = Journal {
-            begun: 0,
+            effects_begun: 0,
             supervisor: None,
             proved: Vec::new(),
             starter: None,
@@ -34,7 +34,7 @@ impl Place {
             ..first
         };
         let second = Journal {
-            began: first.began + 1,
+            began_at: first.began_at + 1,
             ..first.clone()
         };
         let place = Self {

@@ -287,7 +287,7 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::dialogue::Event;
+    use crate::supervisor::dialogue::Event;
     use mpsd_core::Paths;
     use mpsd_core::record::{Record, RecordState};
     use std::path::Path;

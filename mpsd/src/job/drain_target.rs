@@ -1,0 +1,74 @@
+//! Where a drain goes, and what its reason says: as configured when the job began.
+
+use mpsd_core::config::Settings;
+use mpsd_core::{JobId, Scheduler};
+use std::collections::BTreeSet;
+
+/// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
+const MOST_NAMED: usize = 8;
+
+/// A job's node in its scheduler, and how it is drained: as configured when the job began.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DrainTarget {
+    /// The job, or the shared MPS.
+    pub job: JobId,
+    /// The jobs that shared that MPS. A drain names them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub sharers: BTreeSet<JobId>,
+    pub scheduler: Scheduler,
+    pub node: String,
+    pub uid: u32,
+    /// What a drain's reason begins with; `None` if the site drains nothing.
+    pub prefix: Option<String>,
+    /// `SLURM_CONF`, if the job's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
+    pub gpus: Vec<String>,
+}
+
+impl DrainTarget {
+    /// `job 12`, or the jobs that shared the MPS, as many as fit into a reason: `jobs 12, 13`.
+    pub fn jobs(&self) -> String {
+        let shown = self.sharers.iter().take(MOST_NAMED);
+        let shown: Vec<&str> = shown.map(JobId::as_str).collect();
+        match self.sharers.len().saturating_sub(shown.len()) {
+            _ if shown.len() < 2 => format!("job {}", shown.first().unwrap_or(&self.job.as_str())),
+            0 => format!("jobs {}", shown.join(", ")),
+            more => format!("jobs {} and {more} more", shown.join(", ")),
+        }
+    }
+}
+
+pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
+    let drain = &settings.drain;
+    drain.enabled.then(|| drain.prefix.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_names_so_many_jobs_as_its_reason_has_room_for() {
+        let job = |number: u32| JobId::parse(&number.to_string()).unwrap();
+        let named = |numbers: std::ops::Range<u32>| {
+            let target = DrainTarget {
+                job: job(1),
+                sharers: numbers.map(job).collect(),
+                scheduler: Scheduler::Slurm,
+                node: String::new(),
+                uid: 0,
+                prefix: None,
+                slurm_conf: None,
+                gpus: Vec::new(),
+            };
+            target.jobs()
+        };
+        assert_eq!(named(0..0), "job 1");
+        assert_eq!(named(7..8), "job 7");
+        assert_eq!(named(11..13), "jobs 11, 12");
+        let some = "jobs 11, 12, 13, 14, 15, 16, 17, 18";
+        assert_eq!(named(11..19), some);
+        assert_eq!(named(11..71), format!("{some} and 52 more"));
+    }
+}
