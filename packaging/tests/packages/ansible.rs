@@ -233,19 +233,29 @@ fn the_ansible_role_installs_upgrades_and_removes() {
     });
 }
 
-/// The controller's host has the line, and slurmd fetches it.
+/// slurmctld has the line, and slurmd fetches it.
 #[test]
 fn the_ansible_role_enables_a_configless_node() {
     let debs = ["mpsd", "mpsd-slurm"].map(|name| package(name, ".deb").display().to_string());
     on_a_machine("ansible-configless", move |root, cgroup, bin| {
         let _vendor = cluster::configure(root);
-        let conf = root.read("/etc/slurm/slurm.conf");
+        root.run("mkdir -p /srv && mv /etc/slurm /srv/slurm");
+        // Debian's own spool directory is not root's, so what slurmd fetches there is not trusted.
+        let conf = root.read("/srv/slurm/slurm.conf");
+        let conf = conf.replace("=/var/lib/slurm/slurmd\n", "=/var/spool/slurmd\n");
         let sends = format!("SlurmctldParameters=enable_configless\n{conf}");
-        root.write("/etc/slurm/slurm.conf", &sends);
+        root.write("/srv/slurm/slurm.conf", &sends);
         let line = "optional /usr/lib/mpsd/spank/22.05/spank_mps.so\n";
-        root.write("/etc/slurm/plugstack.conf", line);
-        let unit = "[Service]\nExecStart=\nExecStart=/usr/sbin/slurmd -D --conf-server gpu001\n";
-        root.write("/etc/systemd/system/slurmd.service.d/configless.conf", unit);
+        root.write("/srv/slurm/plugstack.conf", line);
+        for (daemon, finds) in [
+            ("slurmctld", "-f /srv/slurm/slurm.conf"),
+            ("slurmd", "--conf-server gpu001"),
+        ] {
+            let start = format!("[Service]\nExecStart=\nExecStart=/usr/sbin/{daemon} -D {finds}\n");
+            let unit = format!("[Unit]\nConditionPathExists=\n{start}");
+            let path = format!("/etc/systemd/system/{daemon}.service.d/configless.conf");
+            root.write(&path, &unit);
+        }
         let mut cluster = Machine::boot(root, cgroup);
         let control = Control::of("ansible-configless", &cluster.command(&["sh", "-c"]), bin);
         cluster.idle();
