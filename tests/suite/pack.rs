@@ -204,10 +204,16 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
         match signal {
             Signal::SIGINT => kill(pack.pid(), signal),
             _ => {
-                let copy = look::processes().into_iter().find(|one| {
+                // A script's child has its words until it is 'sleep'.
+                let all = look::processes();
+                let is_copy = |one: &&look::Process| {
                     one.args.iter().any(|arg| arg.ends_with("/linger")) && one.parent != pack.pid()
-                });
-                kill(copy.expect("a command").parent, Signal::SIGKILL);
+                };
+                let copies: Vec<_> = all.iter().filter(is_copy).collect();
+                let is_first =
+                    |one: &&&look::Process| copies.iter().all(|copy| copy.pid != one.parent);
+                let copy = copies.iter().find(is_first).expect("a command");
+                kill(copy.parent, Signal::SIGKILL);
             }
         }
         let ran = pack.finish(Duration::from_secs(60)).expect("its end");
