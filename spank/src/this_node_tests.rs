@@ -24,37 +24,27 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
     for gap in [false, true] {
         let (_place, job) = place();
         let path = job.record();
-        ThisNode
-            .write_record(&path, &record(RecordState::Starting))
-            .unwrap();
+        let leave = |state| ThisNode.write_record(&path, &record(state)).unwrap();
+        leave(RecordState::Starting);
         let (tell, told) = mpsc::channel();
+        let waits = || told.recv_timeout(Duration::from_millis(100)).is_err();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                tell.send(ThisNode.settled_record(&path, Duration::from_secs(20)))
-                    .unwrap()
+                let settled = ThisNode.settled_record(&path, Duration::from_secs(20));
+                tell.send(settled).unwrap();
             });
-            assert!(
-                told.recv_timeout(Duration::from_millis(100)).is_err(),
-                "it waits while starting"
-            );
+            assert!(waits(), "while it starts");
             if gap {
                 std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
-                assert!(
-                    told.recv_timeout(Duration::from_millis(100)).is_err(),
-                    "it waits for what follows"
-                );
+                assert!(waits(), "for what follows");
             }
             let begin = Instant::now();
-            ThisNode
-                .write_record(&path, &record(RecordState::Failed))
-                .unwrap();
+            leave(RecordState::Failed);
             let settled = told.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
             assert_eq!(settled.map(|r| r.state), Some(RecordState::Failed));
-            assert!(
-                gap || begin.elapsed() < Duration::from_millis(250),
-                "the kernel tells, without a poll: {:?}",
-                begin.elapsed()
-            );
+            // The kernel tells, without a poll.
+            let took = begin.elapsed();
+            assert!(gap || took < Duration::from_millis(250), "{took:?}");
         });
     }
 }
@@ -65,11 +55,8 @@ fn a_steps_directory_counts_as_its_jobs() {
     let job = JobId::parse("47").unwrap();
     for (name, counts) in [("471", false), (".47.lock", false), ("47.0", true)] {
         std::fs::create_dir(place.path().join(name)).unwrap();
-        assert_eq!(
-            ThisNode.has_directories(place.path(), &job),
-            counts,
-            "{name}"
-        );
+        let found = ThisNode.has_directories(place.path(), &job);
+        assert_eq!(found, counts, "{name}");
     }
     assert!(!ThisNode.has_directories(&place.path().join("none"), &job));
 }
@@ -94,19 +81,14 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
     says(&["one\x1b[31m"]);
     assert!(ThisNode.take_last_words(&seen).is_none() && !job.file(TOLD).exists());
     std::fs::write(job.file(TOLD), "").unwrap();
-    assert_eq!(
-        ThisNode.take_last_words(&seen),
-        Some(vec!["one?[31m".into()])
-    );
+    let first = Some(vec!["one?[31m".into()]);
+    assert_eq!(ThisNode.take_last_words(&seen), first);
     assert_eq!(ThisNode.take_last_words(&seen), None);
     says(&["one", "two"]);
     let elsewhere = File::options().write(true).open(job.file(TOLD)).unwrap();
     let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
-    assert_eq!(
-        ThisNode.take_last_words(&seen),
-        None,
-        "another step tells it"
-    );
+    // Another step tells it.
+    assert_eq!(ThisNode.take_last_words(&seen), None);
     drop(held);
     assert_eq!(ThisNode.take_last_words(&seen), Some(vec!["two".into()]));
 }
@@ -128,11 +110,8 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
     std::fs::write(&elsewhere, "").unwrap();
     std::os::unix::fs::symlink(&elsewhere, job.file(KILLED)).unwrap();
     let _ = ThisNode.note_killed(&job, &task);
-    assert_eq!(
-        std::fs::read(&elsewhere).unwrap(),
-        b"",
-        "no link is followed"
-    );
+    let behind = std::fs::read(&elsewhere).unwrap();
+    assert_eq!(behind, b"", "no link is followed");
     std::fs::remove_file(job.file(KILLED)).unwrap();
     std::fs::write(job.file(KILLED), "").unwrap();
     for _ in 0..1000 {
@@ -141,26 +120,18 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
     let file = std::fs::read(job.file(KILLED)).unwrap();
     assert!(file.len() <= mpsd_core::killed::LONGEST, "{}", file.len());
     let noted = mpsd_core::killed::parse(&file);
-    assert!(
-        noted.len() > 100 && noted.iter().all(|one| *one == task),
-        "{noted:?}"
-    );
+    assert!(noted.len() > 100 && noted.iter().all(|one| *one == task));
 }
 
 #[test]
 fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
     let (place, _) = place();
     for name in ["job_12", "sEKNKTV3WPV500"] {
-        let of_job = place
-            .path()
-            .join("system.slice/slurmstepd.scope")
-            .join(name);
+        let scope = place.path().join("system.slice/slurmstepd.scope");
+        let of_job = scope.join(name);
         std::fs::create_dir_all(&of_job).unwrap();
-        std::fs::write(
-            of_job.join("memory.events"),
-            "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
-        )
-        .unwrap();
+        let events = "low 0\noom 5\noom_kill 2\noom_group_kill 1\n";
+        std::fs::write(of_job.join("memory.events"), events).unwrap();
         let own = format!("0::/system.slice/slurmstepd.scope/{name}/step_0/slurm\n");
         assert_eq!(oom_kills(&own, place.path()), Some(2));
     }

@@ -260,11 +260,12 @@ mod tests {
 
     fn gpu(index: u32) -> RecordGpu {
         let uuid = GpuUuid::parse(&format!("GPU-{index:08}")).unwrap();
+        let (cpus, memory_mib) = (None, None);
         RecordGpu {
             index,
             uuid,
-            cpus: None,
-            memory_mib: None,
+            cpus,
+            memory_mib,
         }
     }
 
@@ -287,11 +288,8 @@ mod tests {
             seen: Observations::default(),
         };
         let uuid = job.gpus[0].uuid.clone();
-        let mut seen = Observations {
-            clients: 4,
-            most_clients: 4,
-            ..Observations::default()
-        };
+        let mut seen = Observations::default();
+        (seen.clients, seen.most_clients) = (4, 4);
         seen.take_memory(&uuid, &[1000; 4]);
         let mut gpu = GpuUsage {
             memory_mib: Some(80_000),
@@ -300,10 +298,10 @@ mod tests {
             bandwidth_percent: Some(20),
             ..GpuUsage::new(uuid.clone())
         };
-        for (name, value) in changes
+        let changes = changes
             .split(' ')
-            .filter_map(|change| change.split_once('='))
-        {
+            .filter_map(|change| change.split_once('='));
+        for (name, value) in changes {
             let number: Option<u64> = value.parse().ok();
             let percent = number.map(|number| number as u8);
             match name {
@@ -319,13 +317,7 @@ mod tests {
                 }),
                 "limit" => job.daemons[0].memory = vec![(uuid.clone(), number.unwrap())],
                 "threads" => job.daemons[0].threads = value.parse().ok(),
-                "other-threads" => {
-                    let threads = value.parse().ok();
-                    job.daemons.push(Daemon {
-                        threads,
-                        ..Daemon::default()
-                    });
-                }
+                "other-threads" => job.daemons.push(Daemon::default()),
                 "turns" => job.takes_turns = true,
                 "gpu" => gpu.memory_mib = number,
                 "busy" => gpu.busy_percent = percent,
@@ -375,18 +367,12 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
                 panic!("{case}")
             };
             let (found, text) = advised(changes).unwrap_or_default();
-            assert!(
-                found == rule && text.contains(words),
-                "{case}: {found}: {text}"
-            );
+            assert_eq!(found, rule, "{case}: {text}");
+            assert!(text.contains(words), "{case}: {text}");
             assert!(text.len() <= LONGEST && !text.contains('\n'), "{text}");
         }
-        for rule in RULES {
-            assert!(
-                CASES.contains(&format!(" > {} > ", rule.name)),
-                "{}",
-                rule.name
-            );
+        for Rule { name, .. } in RULES {
+            assert!(CASES.contains(&format!(" > {name} > ")), "{name}");
         }
     }
 
@@ -436,11 +422,8 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
             sm_percent: Some(3),
             ..GpuUsage::new(other)
         });
-        let text = advise(&job).unwrap().text;
-        assert_eq!(
-            text,
-            "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep"
-        );
+        let expected = "3 % busy with 4 clients on GPU 1: try 12, or mpsctl sweep";
+        assert_eq!(advise(&job).unwrap().text, expected);
         job.seen.gpus.clear();
         assert_eq!(advise(&job), None, "it is not known where the clients were");
     }

@@ -127,15 +127,12 @@ mod tests {
 
     #[test]
     fn a_script_of_its_own_mps_is_left_out_and_one_without_a_launcher_starts_nothing_under_mps() {
+        let connections = "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec -n 8 a";
         for (script, own, ranks) in [
             ("nvidia-cuda-mps-control -d\nmpirun -n 4 a", true, true),
             ("echo quit | nvidia-cuda-mps-control", true, false),
             ("export CUDA_MPS_PIPE_DIRECTORY=/tmp/x", true, false),
-            (
-                "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec -n 8 a",
-                true,
-                true,
-            ),
+            (connections, true, true),
             ("mpirun -n 4 a", false, true),
             ("for i in $(seq 56); do a & done; wait", false, false),
         ] {
@@ -163,17 +160,11 @@ mod tests {
             (2, None, &[(PIPE_DIRECTORY, ours), (JOB, "7")], false),
         ] {
             let lookup = |name: &str| {
-                let mut variables = variables.iter();
-                variables
-                    .find(|(key, _)| *key == name)
-                    .map(|(_, value)| (*value).to_owned())
+                let found = variables.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
             };
             let why = by_environment(&record(of_job), tasks, &lookup);
-            assert_eq!(
-                why.is_some(),
-                left_out,
-                "{of_job} {tasks:?} {variables:?}: {why:?}"
-            );
+            assert_eq!(why.is_some(), left_out, "{of_job} {tasks:?} {variables:?}");
         }
         let mut asked = record(49);
         asked.by_site = None;
@@ -182,18 +173,10 @@ mod tests {
 
     #[test]
     fn numbers_stay_only_if_a_task_may_open_just_the_daemons_gpus() {
-        for (open, left_out) in [
-            (&[1, 2][..], false),
-            (&[2, 1], true),
-            (&[1], true),
-            (&[1, 2, 3], true),
-        ] {
-            let open: Vec<GpuUuid> = open.iter().copied().map(uuid).collect();
-            assert_eq!(
-                by_numbers(&record(2), Some(&open)).is_some(),
-                left_out,
-                "{open:?}"
-            );
+        for open in [&[1, 2][..], &[2, 1], &[1], &[1, 2, 3]] {
+            let gpus: Vec<GpuUuid> = open.iter().copied().map(uuid).collect();
+            let left_out = by_numbers(&record(2), Some(&gpus)).is_some();
+            assert_eq!(left_out, open != [1, 2], "{open:?}");
         }
         assert_eq!(by_numbers(&record(2), None), None);
     }

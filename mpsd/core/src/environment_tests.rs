@@ -80,10 +80,7 @@ fn one_rank_is_warned_of_connections_that_cost_clients() {
     let told = |rank, value: &str| told(1, rank, &record(false), (CONNECTIONS, value));
     let lines = told(Some(0), "8");
     let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: a GPU takes 15 ";
-    assert!(
-        lines.len() == 1 && lines[0].starts_with(warning),
-        "{lines:?}"
-    );
+    assert!(lines.len() == 1 && lines[0].starts_with(warning));
     assert_eq!(told(None, " 3 ").len(), 1);
     for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
         assert!(told(rank, value).is_empty(), "{rank:?} {value:?}");
@@ -99,7 +96,7 @@ fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
         let refused = expect_connections(&record(false), tasks, &lookup).err();
         refused.map(|refusal| refusal.to_string())
     };
-    for (tasks, value) in [
+    let fitting = [
         (6, "32"),
         (30, "8"),
         (96, "2"),
@@ -107,15 +104,13 @@ fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
         (96, "x"),
         (6, "64"),
         (1, "32"),
-    ] {
+    ];
+    for (tasks, value) in fitting {
         assert_eq!(refused(Some(tasks), value), None, "{tasks} {value}");
     }
     let line = refused(Some(7), "32").expect("a refusal");
-    for words in [
-        "CUDA_DEVICE_MAX_CONNECTIONS=32: a GPU takes 3 MPS clients",
-        "7 tasks on 2 GPUs",
-        "allowed: at most 30, or",
-    ] {
+    let client = "CUDA_DEVICE_MAX_CONNECTIONS=32: a GPU takes 3 MPS clients";
+    for words in [client, "7 tasks on 2 GPUs", "allowed: at most 30, or"] {
         assert!(line.contains(words), "{line}");
     }
     assert!(refused(Some(31), "8").is_some() && refused(None, "32").is_none());
@@ -129,30 +124,21 @@ fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
     let open = record(false);
     // Its two GPUs have four ranks each.
     let (nccl, shmem) = ((NCCL_MULTICAST, "1"), (SHMEM[0], "1G"));
+    let open_shmem = "the 4 ranks here have 400 %; allowed: --mps-threads=25";
     for (tasks, rank, record, set, warned) in [
         (8, Some(0), &open, nccl, "NCCL_NVLS_ENABLE=1: "),
         (8, Some(0), &open, (NCCL_MULTICAST, "0"), ""),
         (2, Some(0), &open, nccl, ""),
         (8, Some(1), &open, nccl, ""),
-        (
-            8,
-            Some(0),
-            &open,
-            shmem,
-            "the 4 ranks here have 400 %; allowed: --mps-threads=25",
-        ),
+        (8, Some(0), &open, shmem, open_shmem),
         (8, Some(0), &quarter, shmem, ""),
         (10, Some(0), &quarter, shmem, "have 125 %"),
         (2, Some(0), &open, shmem, ""),
         (8, Some(0), &open, ("NVSHMEM", "1"), ""),
     ] {
-        let lines = told(tasks, rank, record, set);
-        assert_eq!(
-            lines.len(),
-            usize::from(!warned.is_empty()),
-            "{set:?} {tasks} {lines:?}"
-        );
-        assert!(lines.iter().all(|line| line.contains(warned)), "{lines:?}");
+        let lines = told(tasks, rank, record, set).join("\n");
+        assert_eq!(lines.is_empty(), warned.is_empty(), "{set:?} {tasks}");
+        assert!(lines.contains(warned) && !lines.contains('\n'), "{lines}");
     }
 }
 
@@ -166,11 +152,11 @@ fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
     let of_first = Some(Change::set(JAX_DEVICES, "0"));
     assert_eq!(device(&task(1, 4), &[1]), of_first);
     assert_eq!(device(&task(3, None), &[2]), of_first);
-    let has = |devices: &str, task: Task| Task {
+    let has = |devices: &str| Task {
         jax_devices: Some(devices.to_owned()),
-        ..task
+        ..task(1, 4)
     };
-    let chosen = has("0", task(1, 4));
+    let chosen = has("0");
     for (task, gpus) in [
         (task(0, 4), &[1][..]),
         (task(1, 4), &[1, 2]),
@@ -181,8 +167,8 @@ fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
     }
     // Another job's launcher left it to a task that needs none. Any other value is its user's own.
     let left = |task: Task| of_jax(&task, &[uuid(1), uuid(2)], true);
-    assert_eq!(left(has("0", task(1, 4))), Some(Change::unset(JAX_DEVICES)));
-    assert_eq!(left(has("0,1", task(1, 4))), None);
+    assert_eq!(left(has("0")), Some(Change::unset(JAX_DEVICES)));
+    assert_eq!(left(has("0,1")), None);
 }
 
 #[test]
@@ -197,17 +183,13 @@ fn a_later_rank_with_one_gpu_has_jaxs_device() {
 
 #[test]
 fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
-    let constrained = may_open(&[1, 2], sees("1", Task::default()));
+    let plain = |list| sees(list, Task::default());
     for (per_gpu, task, pipe) in [
-        (false, sees("2", Task::default()), "pipe"),
-        (false, constrained, "pipe"),
+        (false, plain("2"), "pipe"),
+        (false, may_open(&[1, 2], plain("1")), "pipe"),
         // As Slurm's env_uuid writes it, also where the task may open its own GPU alone.
-        (false, sees("GPU-00000002", Task::default()), "pipe"),
-        (
-            false,
-            may_open(&[2], sees("GPU-00000002", Task::default())),
-            "pipe",
-        ),
+        (false, plain("GPU-00000002"), "pipe"),
+        (false, may_open(&[2], plain("GPU-00000002")), "pipe"),
         (true, sees("GPU-00000002", task(0, 4)), "pipe-1"),
         // The task's own device, then its rank.
         (true, sees("2", task(0, 4)), "pipe-1"),
@@ -219,12 +201,9 @@ fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
     }
     let mut limited = record(false);
     limited.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
+    // Only a GPU that it sees.
     let limit = value(&limited, &sees("1", task(0, 4)), MEMORY);
-    assert_eq!(
-        limit.as_deref(),
-        Some("GPU-00000001=1024M"),
-        "only a GPU that it sees"
-    );
+    assert_eq!(limit.as_deref(), Some("GPU-00000001=1024M"));
 }
 
 #[test]
@@ -246,13 +225,11 @@ fn another_jobs_variables_are_removed_and_the_users_own_stay() {
 #[test]
 fn what_cannot_be_carried_out_is_refused() {
     let plain = Task::default();
+    let closed = may_open(&[], sees("0", plain.clone()));
+    let own = "'0', and this process can open 0 GPUs";
     for (record, task, why) in [
         (&record(false), sees("3", plain.clone()), "'3'"),
-        (
-            &record(false),
-            may_open(&[], sees("0", plain.clone())),
-            "'0', and this process can open 0 GPUs",
-        ),
+        (&record(false), closed, own),
         (&record(true), plain.clone(), "OMPI_COMM_WORLD_LOCAL_RANK"),
         (&bound("cyclic"), plain, "OMPI_COMM_WORLD_LOCAL_RANK"),
         (&bound("block"), task(1, None), "cyclic"),
@@ -294,15 +271,10 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     let sizes = LAUNCHERS.map(|(_, size)| size);
     for (name, list) in [("RANKS", &ranks[..]), ("SIZES", &sizes[..3])] {
         let listed = format!("{name} = (\"{}\")", list.join("\", \""));
-        assert!(
-            hook.contains(&listed),
-            "the hook of OpenPBS has not {listed}"
-        );
+        assert!(hook.contains(&listed), "the hook has not {listed}");
     }
-    assert!(
-        hook.contains(&format!("\"{JAX_DEVICES}\"")),
-        "the hook hides a user's choice"
-    );
+    // Else the hook hides a user's choice.
+    assert!(hook.contains(&format!("\"{JAX_DEVICES}\"")));
     let page = include_str!("../../../packaging/man/mpsctl.1");
     let (last, others) = ranks.split_last().unwrap();
     let listed = format!("{} or {last}", others.join(", "));
@@ -339,23 +311,18 @@ fn a_list_of_gpus_is_taken_back_only_if_it_is_that_of_another_jobs_mps() {
     };
     let (mark, list) = (Change::unset(DEVICES), Change::unset(VISIBLE_DEVICES));
     let back = |before| [mark.clone(), Change::set(VISIBLE_DEVICES, before)];
-    assert_eq!(
-        taken(Some("0,1"), Some("0,1"), None),
-        [mark.clone(), list.clone()]
-    );
+    let both = [mark.clone(), list.clone()];
+    assert_eq!(taken(Some("0,1"), Some("0,1"), None), both);
     assert_eq!(taken(Some("0,1:"), Some("0,1"), None), back(""));
     assert_eq!(taken(Some("0:2,3"), Some("0"), Some("1")), back("2,3"));
     // A shell before its ranks sees no GPU.
     assert_eq!(taken(Some(":2:3"), Some(""), None), back("2:3"));
     assert_eq!(taken(Some(""), Some(""), None), [mark.clone(), list]);
+    let alone = [mark.clone()];
     for own in [Some("1"), Some(""), None] {
-        assert_eq!(
-            taken(Some("0:2"), own, None),
-            [Change::unset(DEVICES)],
-            "{own:?}"
-        );
+        assert_eq!(taken(Some("0:2"), own, None), alone, "{own:?}");
     }
-    assert_eq!(taken(Some("0:2"), Some("0"), Some("0")), [mark]);
+    assert_eq!(taken(Some("0:2"), Some("0"), Some("0")), alone);
     assert_eq!(taken(None, Some("0"), None), []);
 }
 
@@ -363,10 +330,8 @@ fn a_list_of_gpus_is_taken_back_only_if_it_is_that_of_another_jobs_mps() {
 fn a_task_under_mps_can_tell_which_gpus_it_saw_before() {
     let record = record(false);
     let mark = |without_mps| {
-        let task = Task {
-            without_mps,
-            ..task(0, 1)
-        };
+        let mut task = task(0, 1);
+        task.without_mps = without_mps;
         value(&record, &task, DEVICES)
     };
     let ours = value(&record, &task(0, 1), VISIBLE_DEVICES);
@@ -426,28 +391,8 @@ fn a_task_that_slurm_has_bound_keeps_its_gpus() {
         ("block", "", false),
     ] {
         let told = |name: &str| (name == OF_SRUN && !word.is_empty()).then(|| word.to_owned());
-        assert_eq!(
-            is_bound_by_slurm(&bound(bind), &told),
-            is_bound,
-            "{bind} {word}"
-        );
-    }
-}
-
-#[test]
-fn per_gpu_shares_by_the_binding() {
-    for (bind, pipes) in [("auto", "0101"), ("block", "0011")] {
-        let bind = bind.parse().ok();
-        let record = Record {
-            bind,
-            ..record(true)
-        };
-        let pipe = |local| {
-            value(&record, &task(local, 4), PIPE_DIRECTORY)
-                .unwrap()
-                .pop()
-        };
-        assert_eq!((0..4).filter_map(pipe).collect::<String>(), pipes);
+        let found = is_bound_by_slurm(&bound(bind), &told);
+        assert_eq!(found, is_bound, "{bind} {word}");
     }
 }
 

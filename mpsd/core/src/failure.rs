@@ -164,22 +164,15 @@ mod tests {
 
     #[test]
     fn a_users_mistake_and_a_broken_node_have_different_codes() {
-        let refusal = Failure::from(Refusal::new(
-            "MPS_THREADS=101",
-            "not a percentage",
-            "1 to 100",
-        ));
+        let refusal = Refusal::new("MPS_THREADS=101", "not a percentage", "1 to 100");
+        let refusal = Failure::from(refusal);
         assert_eq!(refusal.exit_code(), 1);
-        assert_eq!(
-            refusal.to_string(),
-            "MPS_THREADS=101: not a percentage; allowed: 1 to 100"
-        );
+        let line = "MPS_THREADS=101: not a percentage; allowed: 1 to 100";
+        assert_eq!(refusal.to_string(), line);
         let fault = Failure::from(Fault::new(Evidence::Nvml, "NVML", "no answer within 5 s"));
         assert_eq!(fault.exit_code(), 2);
-        assert_eq!(
-            Failure::from(Undetermined::new("mpsd", "killed")).exit_code(),
-            2
-        );
+        let killed = Failure::from(Undetermined::new("mpsd", "killed"));
+        assert_eq!(killed.exit_code(), 2);
     }
 
     #[test]

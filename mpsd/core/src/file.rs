@@ -200,13 +200,8 @@ mod tests {
         let error = replace(&path, b"x", 0o644, Durability::Placed).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::EISDIR));
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
-        let nowhere = replace(
-            &place.path().join("none/file"),
-            b"x",
-            0o644,
-            Durability::Placed,
-        )
-        .unwrap_err();
+        let nowhere = place.path().join("none/file");
+        let nowhere = replace(&nowhere, b"x", 0o644, Durability::Placed).unwrap_err();
         assert!(nowhere.is_absent(), "{nowhere}");
         assert!(replace(Path::new("/"), b"x", 0o644, Durability::Placed).is_err());
     }

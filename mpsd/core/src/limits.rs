@@ -336,19 +336,12 @@ mod tests {
             assert_eq!(found, (Percent(even), Percent(auto)), "{parts}");
         }
         let of = |tenths, total| Amount::Percent(Percent(tenths)).mebibytes_of(total);
-        assert_eq!(
-            (of(333, Some(1000)), of(10, Some(10))),
-            (Some(333), Some(1))
-        );
-        assert_eq!(
-            (of(1000, Some(u64::MAX)), of(1000, None)),
-            (Some(u64::MAX), None)
-        );
+        let most = of(1000, Some(u64::MAX));
+        let found = [of(333, Some(1000)), of(10, Some(10)), most, of(1000, None)];
+        assert_eq!(found, [Some(333), Some(1), Some(u64::MAX), None]);
         assert_eq!(Amount::Mebibytes(900).mebibytes_of(None), Some(900));
-        assert_eq!(
-            [Priority::Normal, Priority::BelowNormal].map(Priority::number),
-            [0, 1]
-        );
+        let numbers = [Priority::Normal, Priority::BelowNormal].map(Priority::number);
+        assert_eq!(numbers, [0, 1]);
     }
 
     #[test]

@@ -374,13 +374,10 @@ mod tests {
         }
         take("7", 800);
         take("8", 1);
-        let most =
-            |seen: &Observations, name: &str| seen.of_job(&job(name), &gpu).map(|of| of.held_mib);
         let read = Observations::parse(seen.line().as_bytes()).unwrap();
-        assert_eq!(
-            ["7", "7.0", "8", "100"].map(|name| most(&read, name)),
-            [Some(900), Some(900), Some(1), None]
-        );
+        let most = |name| read.of_job(&job(name), &gpu).map(|of| of.held_mib);
+        let found = ["7", "7.0", "8", "100"].map(most);
+        assert_eq!(found, [Some(900), Some(900), Some(1), None]);
         assert_eq!(seen.jobs.len(), MOST_JOBS);
         let other = GpuUuid::parse("GPU-02").unwrap();
         assert_eq!(seen.of_job(&job("7"), &other), None);
@@ -397,14 +394,8 @@ mod tests {
         let read = Observations::parse(observations.line().as_bytes());
         assert_eq!(read, Some(observations.clone()));
         let most = &observations.gpus[0];
-        assert_eq!(
-            (
-                most.most_clients,
-                most.most_memory_mib,
-                most.most_client_mib
-            ),
-            (2, 900, 900)
-        );
+        assert_eq!((most.most_clients, most.most_memory_mib), (2, 900));
+        assert_eq!(most.most_client_mib, 900);
         // A longer line stood there before.
         let text = observations.line() + "old\": 1}";
         assert_eq!(Observations::parse(text.as_bytes()), Some(observations));
@@ -412,14 +403,11 @@ mod tests {
 
     #[test]
     fn a_job_that_joins_is_told_what_came_after_it() {
-        let word = |words: &[&str]| -> Vec<String> {
-            words.iter().map(|word| (*word).to_owned()).collect()
-        };
         let before = Observations {
             mpsd: 7,
             clients: 3,
             fatal: vec![1],
-            last_words: word(&["old"]),
+            last_words: vec!["old".to_owned()],
             ..Observations::default()
         };
         let mut now = before.clone();
@@ -427,22 +415,15 @@ mod tests {
         now.fatal.push(9);
         now.last_words.push("new".to_owned());
         let seen = now.clone().since(&before);
-        assert_eq!(
-            (seen.clients, &seen.fatal, &seen.last_words),
-            (1, &vec![9], &word(&["new"]))
-        );
-        let again = Observations {
-            mpsd: 8,
-            ..now.clone()
-        };
-        assert_eq!(
-            again.clone().since(&before),
-            again,
-            "another mpsd began at nothing"
-        );
+        assert_eq!((seen.clients, &seen.fatal[..]), (1, &[9][..]));
+        assert_eq!(seen.last_words, ["new"]);
+        // Another mpsd began at nothing.
+        let mut again = now.clone();
+        again.mpsd = 8;
+        assert_eq!(again.clone().since(&before), again);
         assert_eq!(before.clone().since(&now).last_words, Vec::<String>::new());
         let both = seen.and(now);
-        assert_eq!(both.last_words, word(&["new", "old", "new"]));
+        assert_eq!(both.last_words, ["new", "old", "new"]);
         let forged = Observations {
             clients: u64::MAX,
             most_clients: u64::MAX,
@@ -503,17 +484,12 @@ mod tests {
         );
         let text = text.replace('\n', "");
         let usage = Observations::parse(text.as_bytes()).unwrap().usage.unwrap();
-        assert_eq!(
-            (usage.clients.len(), usage.gpus.len()),
-            (usage::BUCKETS, MOST_GPUS)
-        );
+        assert_eq!(usage.clients.len(), usage::BUCKETS);
+        assert_eq!(usage.gpus.len(), MOST_GPUS);
         assert_eq!(usage.length_ms(), u64::MAX);
         let gpu = &usage.gpus[0];
         assert_eq!(gpu.busy, [Some(100); usage::BUCKETS]);
-        assert_eq!(
-            (gpu.busy_percent, gpu.used_percent()),
-            (Some(100), Some(100))
-        );
+        assert_eq!([gpu.busy_percent, gpu.used_percent()], [Some(100); 2]);
         assert_eq!(gpu.watts(), None, "no time");
         let line = Observations {
             usage: Some(usage),
@@ -531,11 +507,8 @@ mod tests {
         }
         assert_eq!((observations.clients, observations.most_clients), (600, 3));
         assert_eq!(observations.pids.len(), MOST_PIDS);
-        assert!(
-            observations.is_client(600)
-                && !observations.is_client(1)
-                && !observations.is_client(601)
-        );
+        let known = [600, 1, 601].map(|pid| observations.is_client(pid));
+        assert_eq!(known, [true, false, false]);
         assert!(observations.line().len() < LONGEST / 2);
     }
 }

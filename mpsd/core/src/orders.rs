@@ -203,8 +203,8 @@ mod tests {
         for gpus in 1..=16 {
             for tasks in 1..=64 {
                 let with = of_programs(tasks, gpus);
-                let [first, in_turn, blocks, blocks_up] =
-                    [0, 1, 2, 3].map(|habit| sorted(with.iter().map(|gpu| gpu[habit])));
+                let by = |habit: usize| sorted(with.iter().map(|gpu| gpu[habit]));
+                let [first, in_turn, blocks, blocks_up] = [0, 1, 2, 3].map(by);
                 let even = sorted((0..gpus).map(|gpu| (tasks + gpu) / gpus));
                 let what = format!("{tasks} tasks on {gpus} GPUs");
                 assert_eq!((&in_turn, &blocks), (&even, &even), "{what}");
@@ -213,19 +213,14 @@ mod tests {
                 let without = sorted(without);
                 assert!(blocks_up <= without, "{what}: {blocks_up:?}");
                 let expected = match (gpus, tasks) {
-                    _ if tasks < gpus => {
-                        sorted((0..gpus).map(|gpu| if gpu == 0 { tasks } else { 0 }))
-                    }
+                    _ if tasks < gpus => [vec![tasks], vec![0; gpus - 1]].concat(),
                     // No order is better: all orders of two GPUs have been tried.
                     (2, _) if tasks % 4 == 2 => vec![tasks / 2 + 1, tasks / 2 - 1],
                     _ => even,
                 };
                 assert_eq!(first, expected, "{what}");
-                let most = if tasks > gpus {
-                    first[0].max(in_turn[0])
-                } else {
-                    1
-                };
+                let most = first[0].max(in_turn[0]);
+                let most = if tasks > gpus { most } else { 1 };
                 assert_eq!(most_on_a_gpu(tasks, gpus), most, "{what}");
             }
         }

@@ -79,12 +79,8 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, String> {
-        Arguments::parse(
-            &line
-                .split_whitespace()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
-        )
+        let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+        Arguments::parse(&words)
     }
 
     #[test]

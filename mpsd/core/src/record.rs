@@ -439,35 +439,30 @@ mod tests {
     #[test]
     fn a_reader_waits_for_a_start_as_long_as_its_record_says_and_through_a_gap() {
         use RecordRead::Absent;
-        let starting = |own| record(RecordState::Starting, own);
-        let (ready, failed) = (
-            record(RecordState::Ready, 5),
-            record(RecordState::Failed, 0),
-        );
-        let cases = [
-            (vec![(0, Absent)], "without"),
-            (vec![(0, record(RecordState::Refused, 9))], "Refused"),
-            (
-                vec![(0, starting(0)), (19, starting(0)), (20, starting(0))],
-                "wait 20, wait 1, Starting",
-            ),
-            (vec![(0, starting(5)), (2, ready)], "wait 5, Ready"),
-            (
-                vec![(0, starting(9)), (8, Absent), (10, failed)],
-                "wait 9, wait 3, Failed",
-            ),
-            (
-                vec![(0, starting(9)), (1, Absent), (4, Absent)],
-                "wait 9, wait 3, Starting",
-            ),
-            (
-                vec![(0, denied()), (2, denied()), (3, denied())],
-                "wait 3, wait 1, closed",
-            ),
-            (vec![(0, denied()), (1, starting(9))], "wait 3, wait 8"),
-        ];
-        for (reads, expected) in cases {
-            assert_eq!(steps(&reads), expected);
+        let read = |word: &str| match word.split_at(1) {
+            ("s", own) => record(RecordState::Starting, own.parse().unwrap()),
+            ("r", _) => record(RecordState::Ready, 5),
+            ("f", _) => record(RecordState::Failed, 0),
+            ("x", _) => record(RecordState::Refused, 9),
+            ("d", _) => denied(),
+            _ => Absent,
+        };
+        // Seconds and what was read then; 's9': starting, with its own limit of 9 s.
+        let table = "
+            0 - -> without
+            0 x -> Refused
+            0 s0 19 s0 20 s0 -> wait 20, wait 1, Starting
+            0 s5 2 r -> wait 5, Ready
+            0 s9 8 - 10 f -> wait 9, wait 3, Failed
+            0 s9 1 - 4 - -> wait 9, wait 3, Starting
+            0 d 2 d 3 d -> wait 3, wait 1, closed
+            0 d 1 s9 -> wait 3, wait 8";
+        for row in table.trim().lines() {
+            let (reads, expected) = row.trim().split_once(" -> ").unwrap();
+            let words: Vec<&str> = reads.split(' ').collect();
+            let pair = |pair: &[&str]| (pair[0].parse().unwrap(), read(pair[1]));
+            let reads: Vec<_> = words.chunks(2).map(pair).collect();
+            assert_eq!(steps(&reads), expected, "{row}");
         }
     }
 

@@ -109,12 +109,8 @@ mod tests {
     use crate::{GpuUuid, JobId};
 
     fn record(gpus: &[u32]) -> Record {
-        let mut record = Record::without_mps(
-            JobId::parse("7").unwrap(),
-            1000,
-            RecordState::Ready,
-            String::new(),
-        );
+        let job = JobId::parse("7").unwrap();
+        let mut record = Record::without_mps(job, 1000, RecordState::Ready, String::new());
         let gpu = |index: &u32| RecordGpu {
             index: *index,
             uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
@@ -156,40 +152,34 @@ mod tests {
         };
         let own = "export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\nnvidia-cuda-mps-control -d\n./prog &\n";
         assert!(told(own, |record| record.exclusive = true).contains("error 805 or 46"));
-        assert!(
-            told("echo quit | /usr/bin/nvidia-cuda-mps-control\n", |_| {})
-                .contains("outside the job's MPS")
-        );
-        assert!(
-            told("export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\n", |_| {}).contains("names CUDA_MPS_PIPE")
-        );
+        let plain = |script: &str| told(script, |_| {});
+        let quit = plain("echo quit | /usr/bin/nvidia-cuda-mps-control\n");
+        assert!(quit.contains("outside the job's MPS"), "{quit}");
+        let directory = plain("export CUDA_MPS_PIPE_DIRECTORY=/tmp/p\n");
+        assert!(directory.contains("names CUDA_MPS_PIPE"), "{directory}");
         let mpi = "(/opt/bin/mpirun -n 4 ./prog)\nmpiexec -n 2 mpsctl exec -- ./prog\n";
+        let ranked: fn(&mut Record) = |of| of.rank_threads = vec!["20".parse().unwrap(); 2];
         for (change, words) in [
+            (ranked, "limits by local rank"),
             (
-                (|record: &mut Record| record.rank_threads = vec!["20".parse().unwrap(); 2])
-                    as fn(&mut Record),
-                "limits by local rank",
-            ),
-            (
-                |record| record.rank_memory = vec![Vec::new(); 2],
+                |of| of.rank_memory = vec![vec![]; 2],
                 "limits by local rank",
             ),
             (|record| record.per_gpu = true, "MPS=per-gpu"),
             (|record| record.bind = "block".parse().ok(), "MPS_BIND"),
         ] {
             let line = told(mpi, change);
-            assert!(
-                line.contains(words) && line.contains("-n N mpsctl exec -- PROGRAM"),
-                "{line}"
-            );
+            let remedy = "-n N mpsctl exec -- PROGRAM";
+            assert!(line.contains(words) && line.contains(remedy), "{line}");
         }
-        for value in [
+        let values = [
             "$SLURM_JOB_GPUS",
             "\"1,2\"",
             "2 ./prog",
             "$(cat $PBS_GPUFILE)",
-        ] {
-            let line = told(&format!("export CUDA_VISIBLE_DEVICES={value}\n"), |_| {});
+        ];
+        for value in values {
+            let line = plain(&format!("export CUDA_VISIBLE_DEVICES={value}\n"));
             assert!(line.contains("its GPUs are 0 to 1"), "{line}");
         }
     }

@@ -280,26 +280,19 @@ mod tests {
     fn only_the_very_process_that_was_killed_and_lives_is_remembered() {
         let place = tempfile::tempdir().unwrap();
         let mut node = node(place.path());
-        let mut child = std::process::Command::new("/bin/sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("/bin/sleep");
+        let mut child = child.arg("60").spawn().unwrap();
         let pid = child.id().cast_signed();
         let (worker, _) = node.process(pid).unwrap();
-        let other = ProcessRef {
-            start_time: worker.start_time + 1,
-            ..worker
-        };
+        let mut other = worker;
+        other.start_time += 1;
         remember_worker(&mut node, other);
         assert_eq!(hung_worker(&mut node), None, "its pid belongs to another");
         remember_worker(&mut node, worker);
         assert_eq!(hung_worker(&mut node), Some(worker));
         child.kill().unwrap();
-        let (id, flags) = (
-            Id::Pid(Pid::from_raw(pid)),
-            WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
-        );
-        waitid(id, flags).unwrap();
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(Pid::from_raw(pid)), flags).unwrap();
         assert_eq!(hung_worker(&mut node), None, "a zombie holds nothing");
         child.wait().unwrap();
     }
@@ -324,22 +317,15 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mut node = node(place.path());
         let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
-        for text in [
-            "",
-            "{",
-            "[]",
-            "{\"version\":2,\"failed_starts\":{\"5\":{\"when\":1,\"job\":\"6\"}}}",
-        ] {
+        let newer = r#"{"version":2,"failed_starts":{"5":{"when":1,"job":"6"}}}"#;
+        for text in ["", "{", "[]", newer] {
             std::fs::write(&file, text).unwrap();
             assert_eq!(Ledger::read(&mut node), Ledger::default(), "{text}");
             assert!(!note_failed_start(&mut node, 1000, &job), "{text}");
             assert!(note_failed_start(&mut node, 1001, &job), "{text}");
             forget_failed_starts(&mut node);
-            assert_eq!(
-                std::fs::read_dir(place.path()).unwrap().count(),
-                0,
-                "{text}"
-            );
+            let left = std::fs::read_dir(place.path()).unwrap().count();
+            assert_eq!(left, 0, "{text}");
         }
     }
 }

@@ -139,17 +139,11 @@ mod tests {
         configure("mpsd.toml", "%n/old");
         assert_eq!(moved("mpsd.toml"), None);
         let spelled = at(&format!("{node}/../{node}/old/jobs/10.srv/pipe"));
-        assert_eq!(
-            moved_job(&spelled, &at("mpsd.toml")),
-            None,
-            "no user drains"
-        );
+        // No user drains.
+        assert_eq!(moved_job(&spelled, &at("mpsd.toml")), None);
         std::fs::write(at("mpsd.toml"), "run_dir = \n").unwrap();
-        assert_eq!(
-            moved("mpsd.toml"),
-            Some(at(&format!("{node}/old"))),
-            "as its end sees it"
-        );
+        // As its end sees it.
+        assert_eq!(moved("mpsd.toml"), Some(at(&format!("{node}/old"))));
         std::os::unix::fs::chown(&directory, Some(1), None).unwrap();
         assert_eq!(moved("mpsd.toml"), None, "not root's");
     }

@@ -87,21 +87,13 @@ mod tests {
         let [run, state] = ["run", "state"].map(|name| place.path().join(name));
         let paths = Paths::new(&run, &state);
         assert_eq!((check_run(&paths), state_is_good(&paths)), (Ok(()), true));
-        for directory in [
-            paths.jobs(),
-            paths.shared(),
-            paths.drains(),
-            paths.reports(),
-        ] {
+        let (jobs, shared) = (paths.jobs(), paths.shared());
+        for directory in [&jobs, &shared, &paths.drains(), &paths.reports()] {
             fs::create_dir_all(directory).unwrap();
         }
         assert_eq!((check_run(&paths), state_is_good(&paths)), (Ok(()), true));
-        for (directory, is_run) in [
-            (run.clone(), true),
-            (paths.jobs(), true),
-            (paths.shared(), true),
-            (state.clone(), false),
-        ] {
+        for directory in [run, jobs, shared, state.clone()] {
+            let is_run = directory != state;
             let expect = |is_good: bool, remedy: &str| {
                 let told = check_run(&paths).map_err(|fault| {
                     assert!(!fault.drains(), "{fault}");

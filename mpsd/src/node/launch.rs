@@ -339,9 +339,7 @@ mod tests {
             processes::end_own(silent);
             tell.send(failed.map(|failure| failure.to_string()))
         });
-        let failed = told
-            .recv_timeout(Duration::from_secs(20))
-            .expect("an answer");
+        let failed = told.recv_timeout(Duration::from_secs(20)).unwrap();
         let failed = failed.expect("it said nothing");
         assert!(failed.contains("no report within "), "{failed}");
     }
@@ -365,13 +363,8 @@ mod tests {
             spawn.identity.unwrap().groups
         };
         // From the directory, and the journal's own.
-        assert_eq!(
-            groups(&journal, &[])
-                .iter()
-                .filter(|gid| **gid == 0)
-                .count(),
-            2
-        );
+        let all = groups(&journal, &[]);
+        assert_eq!(all.iter().filter(|gid| **gid == 0).count(), 2);
         let mut sleeper = Spawn::new("/bin/sleep");
         sleeper.args = vec!["60".into()];
         sleeper.identity = Some(Identity {
@@ -382,10 +375,7 @@ mod tests {
         let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
         journal.supervisor = sleeper.id();
         let has = groups(&journal, &["--stop"]);
-        assert!(
-            [1, 2].iter().all(|more| has.contains(&(STRANGER + more))),
-            "{has:?}"
-        );
+        assert!([1, 2].iter().all(|more| has.contains(&(STRANGER + more))));
         assert!(!has.contains(&0), "{has:?}");
         sleeper.kill(Deadline::after_ms(20_000));
         assert_eq!(groups(&journal, &["--stop"]), [0]);

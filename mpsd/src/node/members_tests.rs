@@ -4,7 +4,7 @@ use crate::node::tasks::tasks;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_sys::cgroup::Cgroup;
-use mpsd_sys::spawn::{Identity, Spawn};
+use mpsd_sys::spawn::{Child, Identity, Spawn};
 use mpsd_sys::testing::{alone, outlived_by_a_thread};
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -17,6 +17,22 @@ fn recorded() -> (RealNode, Journal) {
     let limit = Duration::from_secs(1);
     let node = RealNode::new("test", &Settings::usual(), limit, limit);
     (node, journal.unwrap())
+}
+
+fn limit() -> Deadline {
+    Deadline::after_ms(20_000)
+}
+
+fn start(program: &Path, change: impl FnOnce(&mut Spawn)) -> Child {
+    let mut sleeper = Spawn::new(program);
+    sleeper.args = vec!["60".into()];
+    change(&mut sleeper);
+    sleeper.start(limit()).unwrap()
+}
+
+fn of_user(uid: u32) -> Option<Identity> {
+    let (gid, groups) = (STRANGER, Vec::new());
+    Some(Identity { uid, gid, groups })
 }
 
 /// One for each test, since they run side by side.
@@ -46,17 +62,12 @@ fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_ser
         ..Programs::default()
     });
     let is_proved = |uid: u32, pipe: &Path, role| {
-        let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
-        sleeper.args = vec!["60".into()];
-        sleeper.env = vec![(PIPE_DIRECTORY.into(), pipe.into())];
-        sleeper.identity = Some(Identity {
-            uid,
-            gid: STRANGER,
-            groups: Vec::new(),
+        let mut sleeper = start(Path::new("/bin/sleep"), |spawn| {
+            spawn.env = vec![(PIPE_DIRECTORY.into(), pipe.into())];
+            spawn.identity = of_user(uid);
         });
-        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
         let proved = prove(&node, &journal, sleeper.pid(), role, &[]);
-        sleeper.kill(Deadline::after_ms(20_000));
+        sleeper.kill(limit());
         proved.is_some()
     };
     let own = journal.record().daemons[0].pipe.clone();
@@ -75,12 +86,10 @@ fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
     let cgroup = made_cgroup("");
     let (mut node, mut journal) = recorded();
     (journal.cgroup, journal.supervisor) = (Some(cgroup.path().to_owned()), None);
-    let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
-    sleeper.args = vec!["60".into()];
-    sleeper.cgroup = Some(cgroup.directory().unwrap());
-    let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+    let inside = Some(cgroup.directory().unwrap());
+    let mut sleeper = start(Path::new("/bin/sleep"), |spawn| spawn.cgroup = inside);
     let own = node.known_members(&journal);
-    sleeper.kill(Deadline::after_ms(20_000));
+    sleeper.kill(limit());
     remove_cgroup(&cgroup);
     assert_eq!(
         own.iter().map(|one| one.process).collect::<Vec<_>>(),
@@ -108,17 +117,15 @@ fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
         std::fs::copy("/bin/sleep", &program).unwrap();
         chown(&program, Some(owner), None).unwrap();
         set_permissions(&program, Permissions::from_mode(mode)).unwrap();
-        let mut sleeper = Spawn::new(&program);
-        sleeper.args = vec!["60".into()];
-        sleeper.cgroup = is_inside.then(|| cgroup.directory().unwrap());
-        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let inside = is_inside.then(|| cgroup.directory().unwrap());
+        let mut sleeper = start(&program, |spawn| spawn.cgroup = inside);
         if is_replaced {
             std::fs::copy("/bin/sleep", &other).unwrap();
             std::fs::rename(&other, &program).unwrap();
         }
         let known = roles(&node, &journal, &[sleeper.id().unwrap()]);
         found.push(known.first().map(|(_, role)| *role));
-        sleeper.kill(Deadline::after_ms(20_000));
+        sleeper.kill(limit());
         std::fs::remove_file(&program).unwrap();
     }
     remove_cgroup(&cgroup);
@@ -136,9 +143,9 @@ fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
     assert!(node.user_is_here(&journal), "its first thread has ended");
     let process = Process::find(child.pid()).unwrap();
     child.signal(Signal::SIGKILL);
-    assert!(process.wait_gone(Deadline::after_ms(20_000)));
+    assert!(process.wait_gone(limit()));
     assert!(!node.user_is_here(&journal), "all have");
-    child.wait(Deadline::after_ms(20_000)).unwrap();
+    child.wait(limit()).unwrap();
 }
 
 /// Else the end of one job would kill the verification of another that joins the same MPS.
@@ -149,16 +156,14 @@ fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
     std::fs::copy("/bin/sleep", &probe).unwrap();
     let mut found = Vec::new();
     for program in [&probe, Path::new("/bin/sleep")] {
-        let mut sleeper = Spawn::new(program);
-        sleeper.args = vec!["60".into()];
-        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let mut sleeper = start(program, |_| ());
         let id = sleeper.id().unwrap();
         let known = node
             .roles(&journal, &[id])
             .into_iter()
             .map(|(_, role)| role);
         found.push((known.collect::<Vec<_>>(), roles(&node, &journal, &[id])));
-        sleeper.kill(Deadline::after_ms(20_000));
+        sleeper.kill(limit());
     }
     std::fs::remove_file(&probe).unwrap();
     assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
@@ -179,16 +184,11 @@ fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_
     ] {
         let path = cgroup.path().join(below);
         std::fs::create_dir_all(&path).unwrap();
-        let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
-        sleeper.args = vec!["60".into()];
-        sleeper.env = vec![(JOB.into(), "78.srv".into())];
-        sleeper.cgroup = Some(Cgroup::open(&path).unwrap().unwrap().directory().unwrap());
-        sleeper.identity = Some(Identity {
-            uid: STRANGER + 2,
-            gid: STRANGER,
-            groups: Vec::new(),
+        let mut sleeper = start(Path::new("/bin/sleep"), |spawn| {
+            spawn.env = vec![(JOB.into(), "78.srv".into())];
+            spawn.cgroup = Some(Cgroup::open(&path).unwrap().unwrap().directory().unwrap());
+            spawn.identity = of_user(STRANGER + 2);
         });
-        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
         let pid = sleeper.pid();
         let by_sluid = |sluid: &str| (sluid == "sEKNK").then(|| JobId::parse("77").unwrap());
         let job = tasks(STRANGER + 2, &[pid], &by_sluid)
@@ -212,7 +212,7 @@ fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_
             job,
             ["77", "77.srv", "78.srv", "77.0", "77.1", "7"].map(&mut ends),
         ));
-        sleeper.kill(Deadline::after_ms(20_000));
+        sleeper.kill(limit());
         for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
             std::fs::remove_dir(path).unwrap();
         }
@@ -240,74 +240,23 @@ fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_
     );
 }
 
-/// A stack of about 800 bytes: frames above a call of the driver, and below it frames that
-/// differ from thread to thread.
-fn stack(number: usize, driver: bool) -> String {
-    let frame = if driver {
-        "[<0>] os_acquire_rwlock_write+0x35/0x40 [nvidia]"
-    } else {
-        "[<0>] folio_wait_bit_common+0x13d/0x350"
+/// Frames above a call of the driver, and below it frames that differ from thread to thread.
+const IN_DRIVER: &str = "[<0>] rwsem_down_write_slowpath+0x2a1/0x5f0\n\
+    [<0>] os_acquire_rwlock_write+0x35/0x40 [nvidia]\n[<0>] rm_ioctl+0x1/0x0 [nvidia_uvm]\n";
+const ELSEWHERE: &str = "[<0>] folio_wait_bit_common+0x13d/0x350\n";
+
+#[test]
+fn what_waits_neither_in_state_d_nor_in_the_driver_is_left_out_and_alike_threads_are_told_once() {
+    let thread = |(state, stack): (char, &str)| Thread {
+        state,
+        stack: stack.to_owned(),
     };
-    let mut frames = vec![
-        "[<0>] rwsem_down_write_slowpath+0x2a1/0x5f0".to_owned(),
-        frame.to_owned(),
-    ];
-    frames
-        .extend((0..15).map(|depth| format!("[<0>] rm_ioctl+{number:#x}/{depth:#x} [nvidia_uvm]")));
-    if !driver {
-        frames.truncate(2);
-        frames.extend(
-            (0..15).map(|depth| format!("[<0>] nfs_wait_bit_killable+{number:#x}/{depth:#x}")),
-        );
-    }
-    frames.join("\n") + "\n"
-}
-
-fn thread(state: char, stack: String) -> Thread {
-    Thread { state, stack }
-}
-
-#[test]
-fn a_thousand_waiting_threads_fit_into_one_answer() {
-    let processes = (0..20).map(|process| {
-        let threads = (0..50).map(|one| thread('D', stack(process * 50 + one, one % 2 == 0)));
-        (1000 + process as u32 % 4, threads.collect())
-    });
-    let found: Vec<(u32, Vec<Thread>)> = processes.collect();
-    let question = || Some(by_user(found.into_iter()));
-    let all: Option<Vec<Waiting>> =
-        by_child(Deadline::after(ALL_THREADS), question).expect("one answer");
-    let all = all.unwrap();
-    assert_eq!(
-        all.iter().map(|one| one.uid).collect::<Vec<_>>(),
-        [1000, 1001, 1002, 1003]
-    );
-    for one in &all {
-        let driver = stack(0, true)
-            .lines()
-            .take(2)
-            .map(|line| format!("{line}\n"))
-            .collect();
-        assert_eq!(
-            one.threads,
-            [thread('D', String::new()), thread('D', driver)]
-        );
-    }
-}
-
-#[test]
-fn what_waits_neither_in_state_d_nor_in_the_driver_is_left_out() {
-    let of = |threads: Vec<Thread>| by_user([(1000, threads)].into_iter());
-    assert_eq!(
-        of(vec![
-            thread('S', stack(1, false)),
-            thread('S', String::new())
-        ]),
-        []
-    );
-    let held = of(vec![thread('S', stack(1, true))]);
-    assert!(
-        held[0].threads[0].stack.ends_with(" [nvidia]\n"),
-        "{held:?}"
-    );
+    let of = |threads: &[(char, &str)]| {
+        let threads = threads.iter().copied().map(thread).collect();
+        by_user([(1000, threads)].into_iter())
+    };
+    assert_eq!(of(&[('S', ELSEWHERE), ('S', "")]), []);
+    let held = of(&[('S', IN_DRIVER), ('D', ELSEWHERE), ('S', IN_DRIVER)]);
+    let above: String = IN_DRIVER.split_inclusive('\n').take(2).collect();
+    assert_eq!(held[0].threads, [('D', ""), ('S', &above)].map(thread));
 }

@@ -96,28 +96,29 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
 fn a_library_that_there_is_no_memory_for_proves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libnvidia-ml.so.1");
-    let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let halves = |all: &[u16]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
+    let words = |all: &[u32]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
+    let longs = |all: &[u64]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
     let machine = if cfg!(target_arch = "aarch64") {
-        183_u16
+        183
     } else {
         62
     };
-    elf.extend([3_u16, machine].iter().flat_map(|half| half.to_le_bytes()));
-    elf.extend(1_u32.to_le_bytes());
+    let mut elf = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 9]].concat();
+    elf.extend([halves(&[3, machine]), words(&[1])].concat());
     // Entry, program headers, section headers.
-    elf.extend([0_u64, 64, 0].iter().flat_map(|word| word.to_le_bytes()));
-    elf.extend(0_u32.to_le_bytes());
     elf.extend(
-        [64_u16, 56, 2, 64, 0, 0]
-            .iter()
-            .flat_map(|half| half.to_le_bytes()),
+        [
+            longs(&[0, 64, 0]),
+            words(&[0]),
+            halves(&[64, 56, 2, 64, 0, 0]),
+        ]
+        .concat(),
     );
     // A segment that is loaded, and the dynamic one: type and flags, then place, address twice,
     // sizes, alignment.
-    for (kind, at, in_memory) in [(1_u32, 0, 1_u64 << 50), (2, 2048, 64)] {
-        elf.extend([kind, 6].iter().flat_map(|half| half.to_le_bytes()));
-        let words = [at, at, at, 64, in_memory, 4096];
-        elf.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    for (kind, at, in_memory) in [(1, 0, 1 << 50), (2, 2048, 64)] {
+        elf.extend([words(&[kind, 6]), longs(&[at, at, at, 64, in_memory, 4096])].concat());
     }
     elf.resize(4096, 0);
     std::fs::write(&path, elf).unwrap();
@@ -139,28 +140,19 @@ fn a_gpu_is_found_on_the_bus_by_the_drivers_own_files() {
              Bus Location: \t 0000:00:06.0\nDevice Minor: \t 0\n"
         )
     };
-    let (first, second) = (
-        "GPU-3ea58d0c-f30d-995c-4fef-0ba272ecfd56",
-        "GPU-187287f1-1987-72d3-4970-63dd039c1b15",
-    );
-    for (place, text) in [
-        ("0000:00:06.0", information(first)),
-        ("0000:00:07.0", information(second)),
-        // A GPU that the driver has not initialised.
-        (
-            "0000:00:08.0",
-            information("GPU-????????-????-????-????-????????????"),
-        ),
-    ] {
-        std::fs::create_dir(gpus.path().join(place)).unwrap();
-        std::fs::write(gpus.path().join(place).join("information"), text).unwrap();
+    let first = "GPU-3ea58d0c-f30d-995c-4fef-0ba272ecfd56";
+    let second = "GPU-187287f1-1987-72d3-4970-63dd039c1b15";
+    // The driver has not initialised the third.
+    let third = "GPU-????????-????-????-????-????????????";
+    for (place, uuid) in (6..).zip([first, second, third]) {
+        let place = gpus.path().join(format!("0000:00:0{place}.0"));
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join("information"), information(uuid)).unwrap();
     }
     let place = |uuid: &str| place_of(&GpuUuid::parse(uuid).unwrap(), gpus.path());
     assert_eq!(place(first).as_deref(), Some("0000:00:06.0"));
     assert_eq!(place(second).as_deref(), Some("0000:00:07.0"));
     assert_eq!(place("GPU-187287f1-1987-72d3-4970-63dd039c1b16"), None);
-    assert_eq!(
-        place_of(&GpuUuid::parse(first).unwrap(), &gpus.path().join("none")),
-        None
-    );
+    let none = gpus.path().join("none");
+    assert_eq!(place_of(&GpuUuid::parse(first).unwrap(), &none), None);
 }

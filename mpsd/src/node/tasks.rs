@@ -176,52 +176,36 @@ mod tests {
 
     #[test]
     fn only_a_directory_of_a_schedulers_own_names_a_job() {
-        for (path, found) in [
-            (
-                "/system.slice/slurmstepd.scope/job_12/step_3/user/task_0",
-                "12 3",
-            ),
-            ("/slurm/uid_1001/job_12/step_batch", "12 batch"),
-            ("/slurm_node1/uid_1001/job_12", "12 -"),
-            (
-                "/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_3/user/task_0",
-                "sEKNKTV3WPV500 3",
-            ),
-            ("/torque/12.srv.example", "12.srv.example -"),
-            ("/torque/12[3].srv/R0.t1", "12[3].srv -"),
-            ("/pbs_jobs.service/jobid/12.srv", "12.srv -"),
-            ("/sites_own.service/jobid/12[3].srv/below", "12[3].srv -"),
-            // A user's own directories.
-            ("/torque/12.srv/torque/13.srv/job_14", "12.srv -"),
-            ("/slurm/uid_1001/job_12/job_13/step_0", "12 -"),
-            (
-                "/slurmstepd.scope/sEKNK/step_0/user/sOTHER/step_1/job_14/step_0",
-                "sEKNK 0",
-            ),
-            (
-                "/user.slice/user-1001.slice/user@1001.service/jobid/12.srv",
-                "none",
-            ),
-            (
-                "/user.slice/user-1001.slice/user@1001.service/job_12/step_0",
-                "none",
-            ),
-            // No scheduler made these.
-            ("/system.slice/job_runner.service", "none"),
-            ("/system.slice/12.srv", "none"),
-            ("/system.slice/step_ca.service", "none"),
-            ("/system.slice/slurmstepd.scope/system", "none"),
-            ("/system.slice/jobid/12.srv", "none"),
-            ("/torque", "none"),
-            ("/", "none"),
-        ] {
-            let name = |name| match name {
-                CgroupName::Id(job) => job.to_string(),
-                CgroupName::Sluid(sluid) => sluid,
-            };
-            let told = by_path(Path::new(path));
-            let told =
-                told.map(|(job, step)| format!("{} {}", name(job), step.as_deref().unwrap_or("-")));
+        // The user's own directories from the ninth row on, and then what no scheduler made.
+        let table = "
+            /system.slice/slurmstepd.scope/job_12/step_3/user/task_0 > 12 3
+            /slurm/uid_1001/job_12/step_batch > 12 batch
+            /slurm_node1/uid_1001/job_12 > 12 -
+            /system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_3/user/task_0 > sEKNKTV3WPV500 3
+            /torque/12.srv.example > 12.srv.example -
+            /torque/12[3].srv/R0.t1 > 12[3].srv -
+            /pbs_jobs.service/jobid/12.srv > 12.srv -
+            /sites_own.service/jobid/12[3].srv/below > 12[3].srv -
+            /torque/12.srv/torque/13.srv/job_14 > 12.srv -
+            /slurm/uid_1001/job_12/job_13/step_0 > 12 -
+            /slurmstepd.scope/sEKNK/step_0/user/sOTHER/step_1/job_14/step_0 > sEKNK 0
+            /user.slice/user-1001.slice/user@1001.service/jobid/12.srv > none
+            /user.slice/user-1001.slice/user@1001.service/job_12/step_0 > none
+            /system.slice/job_runner.service > none
+            /system.slice/12.srv > none
+            /system.slice/step_ca.service > none
+            /system.slice/slurmstepd.scope/system > none
+            /system.slice/jobid/12.srv > none
+            /torque > none
+            / > none";
+        for (path, found) in table.lines().filter_map(|row| row.trim().split_once(" > ")) {
+            let told = by_path(Path::new(path)).map(|(job, step)| {
+                let job = match job {
+                    CgroupName::Id(job) => job.to_string(),
+                    CgroupName::Sluid(sluid) => sluid,
+                };
+                format!("{job} {}", step.as_deref().unwrap_or("-"))
+            });
             assert_eq!(told.as_deref().unwrap_or("none"), found, "{path}");
         }
     }

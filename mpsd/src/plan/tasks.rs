@@ -59,15 +59,10 @@ mod tests {
         let told = decide(missing(false), false, Warn).unwrap();
         assert!(told.unwrap().starts_with("no starter: "));
         // If other nodes have no daemon, tasks there have nothing to attach to.
-        assert_eq!(
-            decide(missing(true), false, Warn).unwrap_err().exit_code(),
-            1
-        );
-    }
-
-    #[test]
-    fn a_sister_has_nobody_to_tell_and_takes_nobody_out_of_service() {
-        let failure = decide(missing(false), true, WarnOrRefuse::Refuse).unwrap_err();
+        let alone = decide(missing(true), false, Warn).unwrap_err();
+        assert_eq!(alone.exit_code(), 1);
+        // A sister has nobody to tell, and takes nobody out of service.
+        let failure = decide(missing(false), true, Refuse).unwrap_err();
         assert!(
             matches!(&failure, Failure::Fault(fault) if !fault.drains()),
             "{failure}"

@@ -491,45 +491,6 @@ mod tests {
     }
 
     #[test]
-    fn all_clients_of_an_mps_of_its_own_are_the_jobs() {
-        let mut all = Together::new("terminate", &[]);
-        all.observer = Observer::default();
-        for pid in [1, 8, 77] {
-            all.observer.take(1, &Event::Active(pid));
-        }
-        assert_eq!(
-            all.look(&[(1, 2000), (8, 2000), (77, 2000), (78, 9000)]),
-            [77]
-        );
-    }
-
-    #[test]
-    fn what_a_client_holds_on_another_gpu_is_not_of_this_one() {
-        let mut all = Together::new("terminate", &[1, 2]);
-        let [gpu, other] = ["GPU-01", "GPU-02"].map(|gpu| GpuUuid::parse(gpu).unwrap());
-        let held = [(1, gpu.clone(), 3000), (2, gpu, 2000), (2, other, 9000)];
-        let ends = all.watch.check_jobs(&all.limits, &held, &mut all.observer);
-        assert_eq!((ends, all.words().len()), (Vec::new(), 0));
-    }
-
-    #[test]
-    fn steps_that_joined_by_themselves_have_their_limits_together() {
-        let gpu = GpuUuid::parse("GPU-01").unwrap();
-        let step = |name, mib: &[u64]| {
-            let all = mib.iter().map(|mib| (gpu.clone(), *mib)).collect();
-            (JobId::parse(name).unwrap(), Vec::new(), all)
-        };
-        let limits = JobLimits(vec![
-            step("7.0", &[1]),
-            step("7.1", &[2]),
-            step("8.0", &[4]),
-            step("8.1", &[]),
-        ]);
-        let of = |name| limits.together(&JobId::parse(name).unwrap(), &gpu);
-        assert_eq!(["7", "8"].map(of), [Some(3), None]);
-    }
-
-    #[test]
     fn a_client_that_comes_is_looked_at_soon_whatever_the_period_was() {
         let mut watch = watch("log", None);
         watch.wake();

@@ -405,46 +405,31 @@ mod tests {
     #[test]
     fn clients_are_counted_and_only_servers_that_nothing_told_to_end_are_lost() {
         const NONE: &str = "0 clients: no CUDA program used its MPS";
-        for (lines, told) in [
-            (
-                "active 5; active 5; active 6; gone 5; gone 6; active 5",
-                "3 clients, 2 at once",
-            ),
-            (
-                "active 5; gone 9; gone 9",
-                "1 client, 1 at once; client 9 got no context; 1 other had one",
-            ),
-            (
-                "active 5; exit 691 0",
-                "1 client, 1 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
-            ),
-            ("end 691; exit 691 0", NONE),
-            (
-                "end 691; exit 691 1",
-                "0 clients: no CUDA program used its MPS; server 691 was lost (status 1) with 0 clients, which got error 806",
-            ),
-            (
-                "Client 8349 caused a fatal error on its device",
-                "0 clients, 0 at once; client 8349 caused a fatal GPU error",
-            ),
-            (
-                "client {PID: 8349, Context ID: 1} had a fatal exception",
-                "0 clients, 0 at once; client 8349 caused a fatal GPU error",
-            ),
-            ("fatal: 3 things", NONE),
-            // Each daemon has its own clients and server.
-            (
-                "active 5; 2 active 6; exit 691 0; 2 gone 6",
-                "2 clients, 2 at once; server 691 was lost (killed or ended with status 0) with 1 client, which got error 806",
-            ),
-            ("end 691; 2 end 692; exit 691 0; 2 exit 692 0", NONE),
-        ] {
+        // Each daemon has its own clients and server.
+        const TABLE: &str = "\
+active 5; active 5; active 6; gone 5; gone 6; active 5 > 3 clients, 2 at once
+active 5; gone 9; gone 9 > 1 client, 1 at once; client 9 got no context; 1 other had one
+active 5; exit 691 0 > 1 client, 1 at once; LOST (killed or ended with status 0) with 1 client, which got error 806
+end 691; exit 691 0 > NONE
+end 691; exit 691 1 > NONE; LOST (status 1) with 0 clients, which got error 806
+Client 8349 caused a fatal error on its device > 0 clients, 0 at once; client 8349 caused a fatal GPU error
+client {PID: 8349, Context ID: 1} had a fatal exception > 0 clients, 0 at once; client 8349 caused a fatal GPU error
+fatal: 3 things > NONE
+active 5; 2 active 6; exit 691 0; 2 gone 6 > 2 clients, 2 at once; LOST (killed or ended with status 0) with 1 client, \
+which got error 806
+end 691; 2 end 692; exit 691 0; 2 exit 692 0 > NONE";
+        for row in TABLE.lines() {
+            let (lines, told) = row.split_once(" > ").unwrap();
+            let told = told
+                .replace("NONE", NONE)
+                .replace("LOST", "server 691 was lost");
             assert_eq!(observed(lines).all.lines(&[]).join("; "), told, "{lines}");
         }
     }
 
     #[test]
     fn a_client_that_fails_in_its_first_context_is_no_culprit() {
+        const NEW: &str = "NEW CLIENT 7 from user 1001: Server already exists";
         let words = "Client {PID: 7, Context: 1} encountered a fatal GPU error.";
         let told = |lines: &str, killed: bool| {
             let mut observer = observed(lines);
@@ -452,36 +437,19 @@ mod tests {
                 observer.take_killed(Killed { pid: 5, signal: 9 });
             }
             see(&mut observer, "gone 5; gone 6");
-            for line in [
-                "NEW CLIENT 7 from user 1001: Server already exists",
-                "active 7",
-            ] {
-                let line = line.replace(
-                    "active 7",
-                    "Status of client {PID: 7, Context ID: 1} is ACTIVE",
-                );
-                let event = Event::parse(&format!("[x Server 1] {line}")).unwrap();
-                observer.take(1, &event);
-            }
+            see(&mut observer, NEW);
+            see(&mut observer, "active 7");
             observer.take(1, &Event::Fatal(words.to_owned()));
             (observer.all.fatal.clone(), observer.victim(1, words))
         };
         assert_eq!(told("active 5; active 6", false), (vec![7], None));
         assert_eq!(told("active 5", true), (vec![7], None), "it was alone");
-        assert_eq!(
-            told("active 5; active 6", true),
-            (vec![], Some("client 7".to_owned()))
-        );
+        let victim = Some("client 7".to_owned());
+        assert_eq!(told("active 5; active 6", true), (vec![], victim));
         // It has no context yet.
-        let mut observer = observed("NEW CLIENT 7 from user 1001: Server already exists");
+        let mut observer = observed(NEW);
         observer.take(1, &Event::Fatal(words.to_owned()));
-        assert_eq!(
-            (
-                observer.all.fatal.len(),
-                observer.victim(1, words).is_some()
-            ),
-            (0, true)
-        );
+        assert!(observer.all.fatal.is_empty() && observer.victim(1, words).is_some());
     }
 
     #[test]
@@ -493,12 +461,10 @@ mod tests {
             see(&mut observer, then);
             let needs = observer.needs_new_server(1);
             observer.ended(1, 691);
-            (
-                needs,
-                observer.needs_new_server(1),
-                observer.was_told_to_end(1, 691),
-            )
+            let after = observer.needs_new_server(1);
+            (needs, after, observer.was_told_to_end(1, 691))
         };
+        let new = "NEW CLIENT 7 from user 1001: Server already exists";
         let pair = "active 5; active 6";
         assert_eq!(needs(pair, "gone 5; gone 6"), (true, false, true));
         for (lines, then) in [
@@ -506,14 +472,8 @@ mod tests {
             ("active 5", "gone 5"),
             // Its end is known late: the next one came after it.
             ("active 5; gone 5; active 7", "gone 7"),
-            (
-                "active 5; gone 5; NEW CLIENT 7 from user 1001: Server already exists",
-                "active 7; gone 7",
-            ),
-            (
-                pair,
-                "gone 5; gone 6; NEW CLIENT 7 from user 1001: Server already exists",
-            ),
+            (&format!("active 5; gone 5; {new}"), "active 7; gone 7"),
+            (pair, &format!("gone 5; gone 6; {new}")),
             (pair, "gone 5; gone 6; Cmd:quit"),
         ] {
             assert!(!needs(lines, then).0, "{lines}; {then}");
@@ -524,17 +484,8 @@ mod tests {
     fn the_job_of_a_client_that_causes_a_fatal_error_is_named_if_it_is_known() {
         let words = "Client 8349 caused a fatal error on its device";
         let of = |jobs: Option<&[(i32, &str)]>| {
-            let job = |(pid, job): &(i32, &str)| (*pid, JobId::parse(job).unwrap());
-            let jobs = jobs.map(|jobs| JobsOfClients {
-                known: jobs.iter().map(job).collect(),
-                paths: Paths::new("/x", ""),
-                sharers: PathBuf::new(),
-            });
-            let observer = Observer {
-                jobs,
-                ..Observer::default()
-            };
-            observer.culprit(words)
+            jobs.map_or_else(Observer::default, Observer::knowing)
+                .culprit(words)
         };
         assert_eq!(of(Some(&[(8349, "12")])).unwrap(), "client 8349 of job 12");
         assert_eq!((of(None), of(Some(&[(1, "12")]))), (None, None));
@@ -542,14 +493,7 @@ mod tests {
 
     #[test]
     fn a_pid_that_is_used_again_has_no_job_of_the_process_before() {
-        let mut observer = Observer {
-            jobs: Some(JobsOfClients {
-                known: BTreeMap::from([(i32::MAX, JobId::parse("12").unwrap())]),
-                paths: Paths::new("/x", ""),
-                sharers: PathBuf::new(),
-            }),
-            ..Observer::default()
-        };
+        let mut observer = Observer::knowing(&[(i32::MAX, "12")]);
         assert!(observer.job(i32::MAX).is_some());
         // No process has the highest number, so its job is not known.
         observer.take(1, &Event::NewClient(i32::MAX));
@@ -560,10 +504,8 @@ mod tests {
     fn a_client_that_no_log_names_is_a_stranger_unless_the_logs_are_too_long() {
         assert!(!Observer::default().is_stranger(7));
         let mut observer = observed("active 5; 2 active 6");
-        assert_eq!(
-            [5, 6, 7].map(|pid| observer.is_stranger(pid)),
-            [false, false, true]
-        );
+        let strange = [5, 6, 7].map(|pid| observer.is_stranger(pid));
+        assert_eq!(strange, [false, false, true]);
         (1..100_000).for_each(|pid| observer.take(1, &Event::Active(pid)));
         assert_eq!(observer.daemons[&1].clients.len(), MOST_CLIENTS);
         assert!(!observer.is_stranger(99_999));
@@ -574,10 +516,8 @@ mod tests {
         let quits = "active 5; Cmd:quit -t 1; end 691";
         assert!(!observed(quits).is_ending(1), "a client is there");
         assert!(observed(&format!("{quits}; gone 5")).is_ending(1));
-        assert!(
-            !observed("end 691; gone 5").is_ending(1),
-            "only the server ends"
-        );
+        // Only the server ends.
+        assert!(!observed("end 691; gone 5").is_ending(1));
     }
 
     fn child(line: &str) -> (Child, i32) {
@@ -622,19 +562,9 @@ mod tests {
             return;
         }
         assert_eq!(woken(&watch, 5000), 2);
-        let signal = 9;
-        assert_eq!(
-            watch.killed(),
-            [Killed {
-                pid: killed,
-                signal
-            }]
-        );
+        let (pid, signal) = (killed, 9);
+        assert_eq!(watch.killed(), [Killed { pid, signal }]);
         watch.take(&Event::NewClient(killed));
-        assert_eq!(
-            (watch.killed(), watch.descriptors().count()),
-            (vec![], 0),
-            "gone"
-        );
+        assert_eq!((watch.killed(), watch.descriptors().count()), (vec![], 0));
     }
 }

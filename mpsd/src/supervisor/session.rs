@@ -98,22 +98,16 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("control");
             std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-            std::fs::set_permissions(
-                &program,
-                std::os::unix::fs::PermissionsExt::from_mode(0o755),
-            )
-            .unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&program, mode).unwrap();
             say(&program, &Daemon::default(), "get_server_list\n", limit).unwrap_err()
         };
-        assert_eq!(
-            hangs(Duration::ZERO),
-            "there was no time left to ask 'get_server_list'"
-        );
+        let line = "there was no time left to ask 'get_server_list'";
+        assert_eq!(hangs(Duration::ZERO), line);
         let told = hangs(Duration::from_millis(300));
-        let ms = told
-            .split_once("within ")
-            .and_then(|(_, rest)| rest.split_once(" ms: "));
-        let ms: u64 = ms.and_then(|(ms, _)| ms.parse().ok()).expect(&told);
+        let (_, rest) = told.split_once("within ").expect(&told);
+        let (ms, _) = rest.split_once(" ms: ").expect(&told);
+        let ms: u64 = ms.parse().unwrap();
         assert!((200..5_000).contains(&ms), "{told}");
     }
 }

@@ -77,21 +77,15 @@ mod tests {
     /// What an end tells a control daemon with server 691 and these clients, a line for each
     /// session.
     fn told(directory: &TempDir, clients: &str) -> Vec<String> {
-        let (control, said) = (
-            directory.path().join("control"),
-            directory.path().join("said"),
-        );
+        let [control, said] = ["control", "said"].map(|name| directory.path().join(name));
         let script = format!(
             "#!/bin/sh\nwords=$(cat | tr '\\n' ' ')\necho \"$words\" >> '{}'\ncase \"$words\" in\n\
          'get_server_list ') echo 691 ;;\n'get_client_list 691 ') printf '{clients}' ;;\nesac\n",
             said.display()
         );
         std::fs::write(&control, script).unwrap();
-        std::fs::set_permissions(
-            &control,
-            std::os::unix::fs::PermissionsExt::from_mode(0o755),
-        )
-        .unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&control, mode).unwrap();
         let dir = |name| directory.path().join(name);
         let spec = serde_json::json!({"job": "1", "uid": 0, "control": control, "nvml": "",
             "daemons": [{"gpus": [], "pipe": dir("pipe"), "log": dir("log")}],

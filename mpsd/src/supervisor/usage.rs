@@ -320,17 +320,6 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_without_samples_stays_a_gap() {
-        let mut recorder = recorder();
-        recorder.clients(1, BEGAN);
-        recorder.count(0, &busy(&[(10, 50), (20, 100), (900, 10)]));
-        assert_eq!(
-            recorder.usage().gpus[0].busy,
-            [Some(75), None, None, Some(10)]
-        );
-    }
-
-    #[test]
     fn shares_are_weighed_by_time_and_energy_is_summed() {
         let mut recorder = recorder();
         for (sm, energy_mj, since_ms) in [
@@ -338,16 +327,10 @@ mod tests {
             (Some(10.0), Some(3000), 10_000),
             (Some(40.0), Some(900), 5000),
         ] {
-            let shares = sm.map(|sm| (sm, sm / 10.0));
-            recorder.count(
-                0,
-                &GpuCounters {
-                    shares,
-                    energy_mj,
-                    since_ms,
-                    ..GpuCounters::default()
-                },
-            );
+            let mut counters = busy(&[]);
+            counters.shares = sm.map(|sm| (sm, sm / 10.0));
+            (counters.energy_mj, counters.since_ms) = (energy_mj, since_ms);
+            recorder.count(0, &counters);
         }
         let gpu = &recorder.usage().gpus[0];
         assert_eq!((gpu.sm_percent, gpu.bandwidth_percent), (Some(20), Some(2)));
@@ -360,17 +343,14 @@ mod tests {
         let mut recorder = recorder();
         for at in [BEGAN, u64::MAX, 0, BEGAN] {
             recorder.clients(2, at);
-            recorder.count(
-                0,
-                &GpuCounters {
-                    busy: vec![(at, 7)],
-                    ..GpuCounters::default()
-                },
-            );
+            let busy = vec![(at, 7)];
+            let counters = GpuCounters {
+                busy,
+                ..GpuCounters::default()
+            };
+            recorder.count(0, &counters);
         }
-        assert!(
-            recorder.usage().clients.len() <= BUCKETS
-                && recorder.usage().gpus[0].busy.len() <= BUCKETS
-        );
+        let usage = recorder.usage();
+        assert!(usage.clients.len() <= BUCKETS && usage.gpus[0].busy.len() <= BUCKETS);
     }
 }

@@ -30,9 +30,8 @@ fn node(script: &'static str, wrapper: &'static str) -> FakeNode {
 }
 
 fn step(tasks: u32) -> FakeSlurm {
-    let mut slurm = FakeSlurm::step(3)
-        .with(Item::LocalTasks, tasks)
-        .with(Item::TaskId, 0);
+    let slurm = FakeSlurm::step(3).with(Item::LocalTasks, tasks);
+    let mut slurm = slurm.with(Item::TaskId, 0);
     slurm.step_command = ["./wrapper.sh", "a"].map(str::to_owned).to_vec();
     slurm
 }
@@ -61,11 +60,8 @@ fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
     }
     let of_job = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
     if !attached && of_job.state == RecordState::Ready {
-        let why = process.slurm.at_level(Level::Info);
-        let told = why
-            .iter()
-            .filter(|line| line.contains("auto: no MPS, because"));
-        assert_eq!(told.count(), 1, "{why:?}");
+        let why = process.slurm.at_level(Level::Info).concat();
+        assert_eq!(why.matches("auto: no MPS, because").count(), 1, "{why}");
     }
     attached
 }
@@ -73,24 +69,18 @@ fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
 #[test]
 fn a_step_has_mps_if_its_tasks_meet_and_a_server_takes_them() {
     let plain = || node("mpirun a", "exec a");
-    assert!(is_attached(step(4), &plain()));
     for (tasks, connections, attached) in [
+        (4, "", true),
+        (4, "8", true),
         (1, "", false),
         (4, "32", false),
         (3, "32", false),
         (49, "", false),
     ] {
         let slurm = step(tasks).job("CUDA_DEVICE_MAX_CONNECTIONS", connections);
-        assert_eq!(
-            is_attached(slurm, &plain()),
-            attached,
-            "{tasks} {connections}"
-        );
+        let found = is_attached(slurm, &plain());
+        assert_eq!(found, attached, "{tasks} {connections}");
     }
-    assert!(is_attached(
-        step(4).job("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
-        &plain()
-    ));
 }
 
 #[test]
@@ -105,25 +95,11 @@ fn a_user_who_has_a_pipe_directory_keeps_it() {
 }
 
 #[test]
-fn a_batch_script_submitted_with_a_pipe_directory_keeps_it() {
-    assert!(is_attached(batch(), &node("mpirun a", "")));
-    assert!(!is_attached(
-        batch().job(PIPE, "/tmp/own"),
-        &node("mpirun a", "")
-    ));
-}
-
-#[test]
 fn a_task_that_may_open_other_gpus_has_the_numbers_that_it_had() {
     let may_open = |gpus: &[usize]| {
         let mut record = of_site(RecordState::Ready);
-        let others = ["GPU-00000000", "GPU-00000001"].map(|uuid| GpuUuid::parse(uuid).unwrap());
-        let all: Vec<GpuUuid> = others
-            .into_iter()
-            .chain(record.daemons[0].gpus.clone())
-            .collect();
         let device = |gpu: &usize| RecordDevice {
-            uuid: all[*gpu].clone(),
+            uuid: GpuUuid::parse(&format!("GPU-0000000{gpu}")).unwrap(),
             file: "/dev/null".into(),
         };
         record.devices = gpus.iter().map(device).collect();
@@ -134,43 +110,26 @@ fn a_task_that_may_open_other_gpus_has_the_numbers_that_it_had() {
     }
 }
 
-#[test]
-fn a_step_without_a_gpu_or_in_a_container_of_slurms_has_none() {
-    let plain = || node("srun a", "exec a");
-    let without_gpu = step(4).job("SLURM_STEP_GPUS", "").job(GPUS, "");
-    assert!(!is_attached(without_gpu, &plain()));
-    assert!(!is_attached(
-        step(4).job("SLURM_CONTAINER", "/home/bundle"),
-        &plain()
-    ));
-}
-
 /// What would be refused or warned of if its user had asked.
 #[test]
 fn a_task_reads_no_warning() {
     let mut record = of_site(RecordState::Ready);
-    record.rank_threads = ["20", "40"]
-        .map(|percent| percent.parse().unwrap())
-        .to_vec();
+    record.rank_threads = ["20", "40"].map(|p| p.parse().unwrap()).to_vec();
     let node = node("srun a", "exec a").with_record(record);
     let mut slurm = step(4).with(Item::TaskGlobalId, 0);
     for name in ["NCCL_NVLS_ENABLE", "NVSHMEM_SYMMETRIC_SIZE"] {
         slurm = slurm.job(name, "1");
     }
-    assert!(is_attached(
-        slurm.job("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
-        &node
-    ));
+    let slurm = slurm.job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
+    assert!(is_attached(slurm, &node));
 }
 
 #[test]
 fn a_single_task_has_mps_where_other_jobs_use_its_gpu() {
     let mut record = of_site(RecordState::Ready);
     record.by_site.as_mut().unwrap().if_tasks_meet = false;
-    assert!(is_attached(
-        step(1),
-        &node("srun a", "exec a").with_record(record)
-    ));
+    let node = node("srun a", "exec a").with_record(record);
+    assert!(is_attached(step(1), &node));
 }
 
 #[test]
@@ -185,18 +144,14 @@ fn a_script_that_names_nvidias_daemon_takes_its_job_out() {
         let left = node.records.borrow()[&path_of(&of_site(RecordState::Ready))].clone();
         assert_eq!((left.state, left.request), (RecordState::Unneeded, None));
     }
-    assert!(!is_attached(
-        step(4),
-        &node("srun a", "nvidia-cuda-mps-control -d")
-    ));
+    let node = node("srun a", "nvidia-cuda-mps-control -d");
+    assert!(!is_attached(step(4), &node));
 }
 
 #[test]
 fn a_script_that_starts_programs_without_a_launcher_has_none_and_its_steps_have() {
-    let node = node(
-        "for i in $(seq 56); do a & done; wait; srun -n4 a",
-        "exec a",
-    );
+    let script = "for i in $(seq 56); do a & done; wait; srun -n4 a";
+    let node = node(script, "exec a");
     assert!(!is_attached(batch(), &node));
     assert!(is_attached(step(4), &node));
     let node = self::node("mpirun -n 4 a", "exec a");
@@ -223,10 +178,7 @@ fn a_step_whose_user_asks_is_as_in_any_job() {
     let (mut process, _) = Process::begin(slurm, &node, "", "mps");
     assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
     let env = &process.slurm.job_env;
-    assert!(
-        env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"),
-        "{env:?}"
-    );
+    assert!(env.contains_key(PIPE) && env[GPUS].starts_with("GPU-"));
 }
 
 /// srun gives the flags of its last component to the steps of all.

@@ -37,10 +37,8 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
         exit(&mut process, &[0]);
         assert!(process.slurm.is_silent(), "it ended well");
         exit(&mut process, &[256, 256]);
-        assert_eq!(
-            told(&process),
-            ["job 4711: on n1 its mpsd says: server 12 died"]
-        );
+        let line = "job 4711: on n1 its mpsd says: server 12 died";
+        assert_eq!(told(&process), [line]);
     }
     // Also of a daemon of the step's own.
     let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
@@ -100,9 +98,8 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
         let mut node = FakeNode::new().with_record(own);
         node.observations = Some(Observations::default());
         node.settings.as_mut().unwrap().defaults.report = Some(true);
-        let slurm = FakeSlurm::step(0)
-            .with(Item::JobUid, uid)
-            .with(Item::TaskPid, 8349);
+        let slurm = FakeSlurm::step(0).with(Item::JobUid, uid);
+        let slurm = slurm.with(Item::TaskPid, 8349);
         let mut process = begin(slurm, &node, flags);
         exit(&mut process, &[256, 256, 9, 9]);
         assert_eq!(told(&process), Vec::<String>::new(), "{flags} {uid}");
@@ -157,18 +154,13 @@ fn seen(clients: u64) -> (Record, Observations) {
 fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none() {
     const USED: &str = "job 4711: on n1: 4 clients at once, GPU 92 % busy; mpsctl report 4711";
     const NONE: &str = "job 4711: on n1: 0 clients: no CUDA program used its MPS, GPU 92 % busy; mpsctl report 4711";
+    const SHARED: &str =
+        "job 4711: on n1: 4 clients at once, in all jobs that share its MPS; mpsctl report 4711";
     for (summary, shared, clients, step, rank, told_is) in [
         (true, false, 4, 0, 0, USED),
         (true, false, 4, BATCH, 0, USED),
         (true, false, 0, 0, 0, NONE),
-        (
-            true,
-            true,
-            4,
-            0,
-            0,
-            "job 4711: on n1: 4 clients at once, in all jobs that share its MPS; mpsctl report 4711",
-        ),
+        (true, true, 4, 0, 0, SHARED),
         // A step's other nodes, and a job that its site brought in.
         (true, false, 4, 0, 4, ""),
         (false, false, 4, 0, 0, ""),
@@ -229,11 +221,8 @@ fn a_job_with_a_script_ends_with_it() {
             let slurm = FakeSlurm::step(step).with(Item::TaskGlobalId, 0);
             let mut process = begin(slurm, &node, "mps");
             exit(&mut process, &[0; 4]);
-            assert_eq!(
-                told(&process).len(),
-                usize::from(is_told),
-                "{script} {step}"
-            );
+            let told = told(&process).len();
+            assert_eq!(told, usize::from(is_told), "{script} {step}");
         }
     }
 }

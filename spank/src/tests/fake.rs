@@ -92,6 +92,15 @@ impl FakeSlurm {
         self
     }
 
+    /// With these options of Slurm's own.
+    pub fn given(mut self, options: &[(&str, &str)]) -> Self {
+        let options = options
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()));
+        self.given = Some(options.collect());
+        self
+    }
+
     /// In job_prolog these flags were given.
     pub fn asking(mut self, flags: &str) -> Self {
         self.options = parse_flags(flags);

@@ -3,7 +3,6 @@
 use super::fake::{FakeNode, FakeSlurm, Process, ended, path_of, record};
 use crate::handle::{Context, ProgramResult, Verdict};
 use crate::plugin::Callback;
-use mpsd_core::config::Wait;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
 
@@ -30,18 +29,14 @@ fn failed(kind: FailureKind) -> Record {
 #[test]
 fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
     let of_step = |job| {
-        asking()
-            .process("SPANK_MPS_SUBMIT", "step")
-            .process("SPANK_MPS_JOB", job)
+        let step = asking().process("SPANK_MPS_SUBMIT", "step");
+        step.process("SPANK_MPS_JOB", job)
     };
+    let off = script().asking("mps=off mps-threads=25");
     for (node, line, slurm) in [
         (FakeNode::new(), "", script()),
         (FakeNode::broken(), "", script()),
-        (
-            FakeNode::new(),
-            "",
-            script().asking("mps=off mps-threads=25"),
-        ),
+        (FakeNode::new(), "", off),
         // A step came first, and its flags are not its job's.
         (FakeNode::new(), "", of_step("")),
         (FakeNode::new(), "", of_step("off")),
@@ -57,9 +52,8 @@ fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
 #[test]
 fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     let node = FakeNode::new();
-    let slurm = asking()
-        .process("SLURM_JOB_GPUS", "0,1")
-        .process("LD_PRELOAD", "/tmp/x");
+    let slurm = asking().process("SLURM_JOB_GPUS", "0,1");
+    let slurm = slurm.process("LD_PRELOAD", "/tmp/x");
     assert_eq!(prolog(slurm, &node).0, Verdict::Continue);
     assert_eq!(
         node.words(),
@@ -67,12 +61,8 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     );
     let ran = node.ran.borrow();
     assert_eq!(ran[0].path.to_str(), Some("/usr/libexec/mpsd/mps-prologue"));
-    let names: Vec<_> = ran[0]
-        .environment
-        .iter()
-        .map(|(name, _)| name.as_str())
-        .collect();
-    assert_eq!(names, ["SLURMD_NODENAME", "SLURM_JOB_GPUS"]);
+    let names = ran[0].environment.iter().map(|(name, _)| name.as_str());
+    assert!(names.eq(["SLURMD_NODENAME", "SLURM_JOB_GPUS"]));
     // For a step that comes first, its job's request counts, and the program refuses flags that
     // nothing has checked.
     let step = asking().process("SPANK_MPS_SUBMIT", "step");
@@ -91,14 +81,12 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
 
 #[test]
 fn only_a_job_of_srun_is_waited_for_in_its_task() {
-    for (by, in_task, wait) in [
-        ("srun", true, "started"),
-        ("srun", false, "ready"),
-        ("sbatch", true, "ready"),
+    for (by, rule, wait) in [
+        ("srun", "task", "started"),
+        ("srun", "prolog", "ready"),
+        ("sbatch", "task", "ready"),
     ] {
-        let mut node = FakeNode::new();
-        node.settings.as_mut().unwrap().slurm.wait =
-            if in_task { Wait::Task } else { Wait::Prolog };
+        let node = FakeNode::under(&format!("wait = \"{rule}\""));
         prolog(asking().process("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }
@@ -108,17 +96,12 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
 fn only_a_fault_on_a_site_that_drains_fails_the_prolog() {
     let of = |kind| Some(failed(kind));
     let fault = || of(FailureKind::Fault);
+    let unknown = || of(FailureKind::Undetermined);
     let refused = || Some(record("4711", RecordState::Refused));
     for (code, lines, leaves, drains, verdict) in [
         (0, "", None, true, Verdict::Continue),
         (1, "refused", refused(), true, Verdict::Continue),
-        (
-            2,
-            "killed",
-            of(FailureKind::Undetermined),
-            true,
-            Verdict::Continue,
-        ),
+        (2, "killed", unknown(), true, Verdict::Continue),
         (2, "NVML is dead", fault(), true, Verdict::EndProcess),
         (2, "NVML is dead", fault(), false, Verdict::Continue),
         // A refusal is never a fault, whatever an older record says.
@@ -141,25 +124,17 @@ fn a_program_that_left_no_settled_record_is_recorded_by_the_plugin() {
         code: Err(why.into()),
         lines: Vec::new(),
     };
-    let (missing, killed) = (
-        "cannot run 'x': no such file",
-        "did not end within 30 s and was killed",
-    );
+    let missing = "cannot run 'x': no such file";
+    let killed = "did not end within 30 s and was killed";
+    let broke = "mps-prologue: job 4711: it broke";
+    let several = "first\nmps-prologue: job 4711: last: one";
     let starting = || Some(record("4711", RecordState::Starting));
     for (answer, leaves, reason) in [
         (without(missing), None, missing),
         // No task waits for it.
         (without(killed), starting(), killed),
-        (
-            ended(2, "mps-prologue: job 4711: it broke"),
-            starting(),
-            "it broke",
-        ),
-        (
-            ended(2, "first\nmps-prologue: job 4711: last: one"),
-            None,
-            "last: one",
-        ),
+        (ended(2, broke), starting(), "it broke"),
+        (ended(2, several), None, "last: one"),
         (ended(101, ""), None, "the prologue failed without a word"),
     ] {
         let node = FakeNode::new().answering(answer, leaves);
@@ -178,18 +153,14 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
     let constraint = "auto_constraint = \"mps\"";
     let partitions = "auto_partitions = [\"shared\"]";
     let script = || script().process("SLURM_JOB_GPUS", "0");
+    let (partition, features) = ("SLURM_JOB_PARTITION", "SLURM_JOB_CONSTRAINTS");
     for (automatic, name, value, gets_mps) in [
         (gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
-        (gres, "SLURM_JOB_PARTITION", "shared", false),
-        (
-            constraint,
-            "SLURM_JOB_CONSTRAINTS",
-            "[a100*2&mps*1]|h100",
-            true,
-        ),
-        (constraint, "SLURM_JOB_CONSTRAINTS", "mps2&nomps", false),
-        (partitions, "SLURM_JOB_PARTITION", "shared", true),
-        (partitions, "SLURM_JOB_PARTITION", "share", false),
+        (gres, partition, "shared", false),
+        (constraint, features, "[a100*2&mps*1]|h100", true),
+        (constraint, features, "mps2&nomps", false),
+        (partitions, partition, "shared", true),
+        (partitions, partition, "share", false),
     ] {
         let node = FakeNode::under(automatic);
         prolog(script().process(name, value), &node);

@@ -37,18 +37,13 @@ fn unneeded(request: &str) -> Record {
 fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
     let auto = || Some(unneeded("MPS=auto"));
     let limited = || Some(unneeded("MPS=auto,MPS_THREADS=25"));
+    let flags_of_step = "mps=auto mps-mem=4G";
+    let (of_step, all) = (Some("MPS=auto,MPS_MEM=4G"), Some("MPS=auto,MPS_THREADS=25"));
     for (tasks, gpus, of_job, line, flags, request) in [
         (2, "2", auto(), "", "", Some("MPS=auto")),
-        (
-            2,
-            "2",
-            auto(),
-            "",
-            "mps=auto mps-mem=4G",
-            Some("MPS=auto,MPS_MEM=4G"),
-        ),
+        (2, "2", auto(), "", flags_of_step, of_step),
         (2, "2", None, "", "mps=auto", Some("MPS=auto")),
-        (3, "0,1", limited(), "", "", Some("MPS=auto,MPS_THREADS=25")),
+        (3, "0,1", limited(), "", "", all),
         // No GPU has two of its tasks, or it has none.
         (1, "2", auto(), "", "", None),
         (2, "0,1", auto(), "", "mps=auto", None),
@@ -61,24 +56,18 @@ fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
         (2, "2", None, "", "", None),
         (2, "2", auto(), "scope=job", "", None),
     ] {
-        let mut node = FakeNode::new();
-        if let Some(record) = of_job {
-            node = node.with_record(record);
-        }
-        let slurm = FakeSlurm::step(3)
-            .with(Item::LocalTasks, tasks)
-            .job("SLURM_STEP_GPUS", gpus);
+        let node = of_job
+            .into_iter()
+            .fold(FakeNode::new(), FakeNode::with_record);
+        let slurm = FakeSlurm::step(3).with(Item::LocalTasks, tasks);
+        let slurm = slurm.job("SLURM_STEP_GPUS", gpus);
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         let what = format!("{tasks} tasks on '{gpus}' {flags}");
-        match request {
-            Some(request) => {
-                let words = node.words();
-                assert!(
-                    words.contains(&format!("--request {request} ")),
-                    "{what}: {words}"
-                );
-            }
-            None => assert!(node.nothing_ran(), "{what}"),
+        assert_eq!(node.nothing_ran(), request.is_none(), "{what}");
+        if let Some(request) = request {
+            let words = node.words();
+            let is_right = words.contains(&format!("--request {request} "));
+            assert!(is_right, "{what}: {words}");
         }
         assert_eq!(process.state.step.has_mps, request.is_some(), "{what}");
         assert_eq!(process.state.step.failure, None, "{what}");
@@ -102,20 +91,14 @@ fn no_other_step_starts_or_ends_anything() {
         (0, "", false, "", "mps=evil", "--mps=evil"),
         (0, "", false, "scope=job", "mps", "sbatch or salloc"),
     ] {
-        let node = if has_mps {
-            FakeNode::ready()
-        } else {
-            FakeNode::new()
-        };
+        let node = [FakeNode::new, FakeNode::ready][usize::from(has_mps)]();
         let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         process.call(Callback::Exit);
         assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
         let failure = process.state.step.failure.unwrap_or_default();
-        assert!(
-            failure.contains(why) && failure.is_empty() == why.is_empty(),
-            "{failure}"
-        );
+        assert_eq!(failure.is_empty(), why.is_empty(), "{failure}");
+        assert!(failure.contains(why), "{failure}");
     }
 }
 
@@ -123,10 +106,8 @@ fn no_other_step_starts_or_ends_anything() {
 fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
     let node = FakeNode::new().answering(ended(2, "log\nthe GPU is busy"), None);
     let (mut process, _) = Process::begin(FakeSlurm::step(0), &node, "", "mps");
-    assert_eq!(
-        process.state.step.failure.as_deref(),
-        Some("the GPU is busy")
-    );
+    let failure = process.state.step.failure.as_deref();
+    assert_eq!(failure, Some("the GPU is busy"));
     process.call(Callback::Exit);
     assert_eq!(node.ran.borrow().len(), 2);
 }
@@ -137,9 +118,8 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
     const OTHER: &str = "/tmp/nvidia-mps";
     let own = FakeSlurm::step(3).job("CUDA_MPS_PIPE_DIRECTORY", OTHER);
     let with = |pipe| {
-        FakeSlurm::step(3)
-            .job("MPSD_JOB", "4711")
-            .job("CUDA_MPS_PIPE_DIRECTORY", pipe)
+        let slurm = FakeSlurm::step(3).job("MPSD_JOB", "4711");
+        slurm.job("CUDA_MPS_PIPE_DIRECTORY", pipe)
     };
     let of_job = || with(PIPE);
     let cases = [
@@ -178,13 +158,8 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
 fn the_second_line_leaves_the_first_lines_state_alone() {
     use Callback::{Exit, Init, InitPostOpt, JobEpilog, JobProlog, TaskExit};
     let node = FakeNode::new();
-    for context in [
-        Context::Local,
-        Context::Allocator,
-        Context::Remote,
-        Context::Slurmd,
-        Context::JobScript,
-    ] {
+    use Context::{Allocator, JobScript, Local, Remote, Slurmd};
+    for context in [Local, Allocator, Remote, Slurmd, JobScript] {
         let slurm = FakeSlurm::new(context).asking("mps");
         let mut process = Process::new(slurm, &node, "config=/etc/other.toml");
         process.call(Init);
@@ -193,10 +168,8 @@ fn the_second_line_leaves_the_first_lines_state_alone() {
         for callback in [Init, InitPostOpt, JobProlog, JobEpilog, TaskExit, Exit] {
             assert_eq!(process.call(callback), Verdict::Continue);
         }
-        assert_eq!(
-            (process.slurm.registered.len(), process.state.line),
-            (registered, line)
-        );
+        assert_eq!(process.slurm.registered.len(), registered);
+        assert_eq!(process.state.line, line);
         assert!(node.nothing_ran() && process.slurm.is_silent());
     }
 }

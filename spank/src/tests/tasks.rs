@@ -57,18 +57,13 @@ fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
 
 #[test]
 fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
-    let mps =
-        |slurm: &FakeSlurm| ["MPSD_JOB", PIPE, GPUS].map(|name| slurm.job_env.get(name).cloned());
     // By the node's number 2, not by the 0 that a constrained step counts from.
-    let expected =
-        ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(|value| Some(value.to_owned()));
+    let expected = ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(Some);
     for (het, flags) in [("", "mps"), ("", ""), ("2", "mps=off")] {
         let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
         let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
-        assert_eq!(
-            (verdict, mps(&slurm)),
-            (Verdict::Continue, expected.clone())
-        );
+        let found = ["MPSD_JOB", PIPE, GPUS].map(|name| value(&slurm, name));
+        assert_eq!((verdict, found), (Verdict::Continue, expected));
         assert!(slurm.is_silent());
     }
     // Another step does not get a step's own daemon.
@@ -90,54 +85,37 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
         FakeNode::new().with_record(of_user)
     };
     // Another component's flags, and our task prolog that the allocation handed on.
-    for (step, users, kept) in [
-        (0, "/users", true),
-        (BATCH, "/users", false),
-        (BATCH, "", false),
-    ] {
-        let slurm = FakeSlurm::step(step)
-            .with(Item::LocalTasks, 1)
-            .job("SLURM_HET_SIZE", "2");
-        let slurm = slurm
-            .job("SLURM_TASK_PROLOG", "/x/mps-task-prolog")
-            .job("SLURM_MPSD_TASK_PROLOG", users);
+    for (step, users, kept) in [(0, "/u", true), (BATCH, "/u", false), (BATCH, "", false)] {
+        let slurm = FakeSlurm::step(step).with(Item::LocalTasks, 1);
+        let slurm = slurm.job("SLURM_HET_SIZE", "2");
+        let slurm = slurm.job("SLURM_TASK_PROLOG", "/x/mps-task-prolog");
+        let slurm = slurm.job("SLURM_MPSD_TASK_PROLOG", users);
         let (_, slurm) = task(slurm, &asked(), "", "");
-        assert_eq!(
-            value(&slurm, "SLURM_TASK_PROLOG").unwrap_or_default(),
-            users
-        );
+        let has = value(&slurm, "SLURM_TASK_PROLOG").unwrap_or_default();
+        assert_eq!(has, users);
         assert_eq!(value(&slurm, "SLURM_MPSD_TASK_PROLOG").is_some(), kept);
         assert_eq!(value(&slurm, "MPSD_TASK").is_some(), step != BATCH);
     }
+    let bare = FakeNode::new();
+    let of_step =
+        "auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps";
     for (node, step, rank, flags, told) in [
+        (bare, 2, 0, "mps=auto", Some(of_step)),
         (unneeded(), 0, 0, "", None),
         (unneeded(), 0, 0, "mps=auto", Some("the reason")),
         (unneeded(), 0, 1, "mps=auto", None),
         (unneeded(), 1, 0, "mps=auto", None),
         (unneeded(), BATCH, 0, "mps=auto", Some("the reason")),
         (unneeded(), 0, 0, "mps=off", None),
-        (
-            FakeNode::new(),
-            2,
-            0,
-            "mps=auto",
-            Some(
-                "auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps",
-            ),
-        ),
     ] {
-        let slurm = FakeSlurm::step(step)
-            .with(Item::TaskId, rank)
-            .with(Item::LocalTasks, 1);
+        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let slurm = slurm.with(Item::LocalTasks, 1);
         let mut before = slurm.job_env.clone();
         let (verdict, slurm) = task(slurm, &node, "", flags);
         assert_eq!(verdict, Verdict::Continue, "{flags}: {:?}", slurm.errors());
         let marked = slurm.job_env.get("MPSD_TASK").cloned();
-        assert_eq!(
-            marked.is_some(),
-            flags == "mps=auto" && step != BATCH,
-            "{flags}"
-        );
+        let is_marked = flags == "mps=auto" && step != BATCH;
+        assert_eq!(marked.is_some(), is_marked, "{flags}");
         before.extend(marked.map(|mark| ("MPSD_TASK".to_owned(), mark)));
         assert_eq!(slurm.job_env, before, "{flags}");
         let lines = slurm.at_level(Level::Notice);
@@ -151,10 +129,8 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
     let (_, slurm) = task(FakeSlurm::step(3), &node, "", "");
     assert_eq!(value(&slurm, "MPSD_JOB"), Some("4711.3"));
     // No prologue has run, so nothing was found.
-    assert!(
-        refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto")
-            .contains("has run no prologue")
-    );
+    let told = refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto");
+    assert!(told.contains("has run no prologue"), "{told}");
 }
 
 #[test]
@@ -166,11 +142,7 @@ fn the_first_task_is_warned_of_connections_and_runs() {
         let errors = slurm.errors();
         assert_eq!(!errors.is_empty(), warned, "{errors:?}");
         assert!(errors.iter().all(|line| line.starts_with("warning: ")));
-        assert_eq!(
-            value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS"),
-            Some("8"),
-            "the user's own"
-        );
+        assert_eq!(value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS"), Some("8"));
     }
 }
 
@@ -189,77 +161,50 @@ fn more_connections_than_fit_are_refused_to_who_asked_and_a_site_says_nothing() 
 #[test]
 fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked() {
     for (flags, told) in [("mps", 1), ("", 0)] {
-        let mut slurm = FakeSlurm::step(BATCH)
-            .with(Item::TaskId, 0)
-            .with(Item::LocalTasks, 1);
-        slurm.step_command = vec!["/spool/slurm_script".to_owned()];
+        let slurm = FakeSlurm::step(BATCH).with(Item::TaskId, 0);
+        let mut slurm = slurm.with(Item::LocalTasks, 1).job("SLURM_JOB_GPUS", "2");
+        slurm.step_command = vec!["/spool/script".to_owned()];
         let mut node = FakeNode::ready();
-        node.texts = [(
-            "/spool/slurm_script",
-            "nvidia-cuda-mps-control -d\nsrun ./prog\n",
-        )]
-        .into();
-        let (verdict, slurm) = task(slurm.job("SLURM_JOB_GPUS", "2"), &node, "", flags);
-        let lines = slurm.at_level(Level::Notice);
-        let lines: Vec<_> = lines
-            .iter()
-            .filter(|line| line.contains("names nvidia-cuda-mps-control"))
-            .collect();
-        assert_eq!(
-            (verdict, lines.len()),
-            (Verdict::Continue, told),
-            "{flags}: {lines:?}"
-        );
+        let script = "nvidia-cuda-mps-control -d\nsrun ./prog\n";
+        node.texts = [("/spool/script", script)].into();
+        let (verdict, slurm) = task(slurm, &node, "", flags);
+        let is_told = |line: &&String| line.contains("names nvidia-cuda-mps-control");
+        let lines = slurm.at_level(Level::Notice).iter().filter(is_told).count();
+        assert_eq!((verdict, lines), (Verdict::Continue, told), "{flags}");
     }
 }
 
 #[test]
 fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     let mut listed = record("4711", RecordState::Ready);
-    listed.rank_threads = ["20", "40"]
-        .map(|percent| percent.parse().unwrap())
-        .to_vec();
+    listed.rank_threads = ["20", "40"].map(|p| p.parse().unwrap()).to_vec();
     let jobs = || FakeNode::new().with_record(listed.clone());
     let step = |global: u32, tasks: u32| {
         let slurm = FakeSlurm::step(0).with(Item::TaskGlobalId, global);
         slurm.with(Item::LocalTasks, tasks)
     };
+    let both = "2 thread percentages and 2 memory limits";
+    let ready = FakeNode::ready;
     for (node, flags, global, tasks, told) in [
         (
             jobs(),
             "",
             0,
             4,
-            Some("2 thread percentages by local rank for 4 tasks"),
+            "2 thread percentages by local rank for 4 tasks",
         ),
-        (
-            jobs(),
-            "mps mps-mem=1G:2G",
-            0,
-            3,
-            Some("2 thread percentages and 2 memory limits"),
-        ),
-        (
-            FakeNode::ready(),
-            "mps mps-threads=20:30:40",
-            0,
-            4,
-            Some("3 thread"),
-        ),
-        (jobs(), "", 1, 4, None),
-        (jobs(), "", 0, 2, None),
-        (jobs(), "mps mps-threads=20", 0, 4, None),
-        (FakeNode::ready(), "", 0, 4, None),
+        (jobs(), "mps mps-mem=1G:2G", 0, 3, both),
+        (ready(), "mps mps-threads=20:30:40", 0, 4, "3 thread"),
+        (jobs(), "", 1, 4, ""),
+        (jobs(), "", 0, 2, ""),
+        (jobs(), "mps mps-threads=20", 0, 4, ""),
+        (ready(), "", 0, 4, ""),
     ] {
         let (verdict, slurm) = task(step(global, tasks), &node, "", flags);
         assert_eq!(verdict, Verdict::Continue, "{:?}", slurm.errors());
-        let lines = slurm.at_level(Level::Notice);
-        let is_right = |line: &String| told.is_some_and(|told| line.contains(told));
-        let count = usize::from(told.is_some());
-        assert!(
-            lines.len() == count && lines.iter().all(is_right),
-            "{flags} {lines:?}"
-        );
+        let lines = slurm.at_level(Level::Notice).concat();
+        assert!(lines.contains(told), "{flags} {lines}");
+        assert_eq!(lines.is_empty(), told.is_empty(), "{flags} {lines}");
     }
 }
 
@@ -276,20 +221,15 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
         FakeNode::new().with_record(record)
     };
     let (closed, first, second) = ("/nonexistent/nvidia0", "/dev/null", "/dev/zero");
+    let turned = "GPU-00000003,GPU-00000002";
     for (step, visible, files, gpus) in [
         (0, "0", [closed, first, second], "GPU-00000002"),
-        (
-            BATCH,
-            "2,1",
-            [first, first, second],
-            "GPU-00000003,GPU-00000002",
-        ),
+        (BATCH, "2,1", [first, first, second], turned),
         // Without a number it has the GPUs of the job that it may open.
         (BATCH, "", [first, closed, second], "GPU-00000003"),
     ] {
-        let slurm = FakeSlurm::step(step)
-            .job("SLURM_STEP_GPUS", visible)
-            .job(GPUS, visible);
+        let slurm = FakeSlurm::step(step).job("SLURM_STEP_GPUS", visible);
+        let slurm = slurm.job(GPUS, visible);
         assert_eq!(value(&runs(slurm, &node(files)), GPUS), Some(gpus));
     }
     // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would
@@ -311,25 +251,25 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
         (BATCH, "", "", "scope=step", "mps", false),
         (INTERACTIVE, "", "", "scope=step", "mps", true),
     ] {
-        let slurm = FakeSlurm::step(step)
-            .job("SLURM_HET_SIZE", het)
-            .job("SLURM_TASK_PROLOG", prolog);
+        let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
+        let slurm = slurm.job("SLURM_TASK_PROLOG", prolog);
         let (verdict, slurm) = task(slurm, &FakeNode::new(), line, flags);
         assert_eq!(verdict, Verdict::Continue);
         assert_eq!(value(&slurm, "MPSD_JOB"), None);
-        assert_eq!(
-            value(&slurm, "MPSD_TASK").is_some(),
-            is_marked,
-            "{step} {flags} {prolog}"
-        );
+        let marked = value(&slurm, "MPSD_TASK").is_some();
+        assert_eq!(marked, is_marked, "{step} {flags} {prolog}");
     }
 }
 
 #[test]
 fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
     let with = |state| FakeNode::new().with_record(record("4711", state));
-    let mut foreign = record("4711", RecordState::Ready);
-    foreign.uid = 1001;
+    let foreign = || {
+        let mut foreign = record("4711", RecordState::Ready);
+        foreign.uid = 1001;
+        FakeNode::new().with_record(foreign)
+    };
+    let starting = || with(RecordState::Starting);
     let ended = || {
         let mut node = FakeNode::ready();
         node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
@@ -338,20 +278,8 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
     for (step, node, line, flags, why) in [
         (0, with(RecordState::Refused), "", "", "on n1: the reason"),
         (0, with(RecordState::Failed), "", "", "on n1: the reason"),
-        (
-            0,
-            with(RecordState::Starting),
-            "",
-            "",
-            "still being started",
-        ),
-        (
-            0,
-            FakeNode::new().with_record(foreign),
-            "",
-            "",
-            "another user",
-        ),
+        (0, starting(), "", "", "still being started"),
+        (0, foreign(), "", "", "another user"),
         (BATCH, FakeNode::new(), "", "mps", "mpsctl slurm check"),
         (0, FakeNode::new(), "scope=job", "mps", "whole jobs only"),
         (0, FakeNode::new(), "", "mps=evil", "--mps=evil"),
@@ -403,14 +331,12 @@ fn a_warning_is_read_once_a_node() {
         let mut ready = record(job, RecordState::Ready);
         ready.warnings = vec!["too many tasks".into()];
         let node = FakeNode::new().with_record(ready);
-        let slurm = FakeSlurm::step(step)
-            .with(Item::TaskId, rank)
-            .job("ENVIRONMENT", of_script);
-        let slurm = runs(slurm, &node);
-        let notice = format!("job {job}: too many tasks");
+        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let slurm = runs(slurm.job("ENVIRONMENT", of_script), &node);
+        let notices = vec![format!("job {job}: too many tasks"); times];
         assert_eq!(
             slurm.at_level(Level::Notice),
-            vec![notice; times],
+            notices,
             "{job} {step} {rank}"
         );
         assert_eq!(slurm.lines.borrow().len(), times);
@@ -419,9 +345,8 @@ fn a_warning_is_read_once_a_node() {
 
 #[test]
 fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
-    let script = FakeSlurm::step(BATCH)
-        .job("SLURM_JOB_GPUS", "2,3")
-        .job("SLURM_STEP_GPUS", "7");
+    let script = FakeSlurm::step(BATCH).job("SLURM_JOB_GPUS", "2,3");
+    let script = script.job("SLURM_STEP_GPUS", "7");
     let unbound = unnamed().job("SLURMD_TRES_BIND", "gpu:none");
     // `--gpus-per-task=TYPE:N`: Slurm counts them.
     let counted = || unnamed().job("SLURMD_TRES_BIND", "gpu:per_task:a:1");
@@ -442,9 +367,8 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
     // The word alone may come from a step around this one, which has none.
     assert_eq!(value(&runs(counted(), &FakeNode::ready()), GPUS), None);
     // A step without GPUs has none of the job's. The plugin marks it, and nothing else.
-    let without = unnamed()
-        .job("MPSD_JOB", "4711")
-        .job(PIPE, "/run/mpsd/jobs/4711/pipe");
+    let without = unnamed().job("MPSD_JOB", "4711");
+    let without = without.job(PIPE, "/run/mpsd/jobs/4711/pipe");
     let slurm = runs(without, &FakeNode::ready());
     assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
@@ -458,11 +382,8 @@ fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
         assert_eq!(verdict, Verdict::Continue);
         slurm.at_level(Level::Notice)
     };
-    let told = said(unnamed(), "mps");
-    assert!(
-        told.len() == 1 && told[0].contains("runs without MPS"),
-        "{told:?}"
-    );
+    let told = said(unnamed(), "mps").concat();
+    assert_eq!(told.matches("runs without MPS").count(), 1, "{told}");
     let later = FakeSlurm::step(1).job("SLURM_STEP_GPUS", "").job(GPUS, "");
     for (slurm, flags) in [
         (unnamed().job("ENVIRONMENT", "BATCH"), "mps"),
@@ -480,10 +401,8 @@ fn a_task_in_slurms_own_container_does_not_start_and_under_auto_runs_bare() {
     let node = FakeNode::ready();
     for flags in ["", "mps"] {
         let why = refused(contained(), &node, "", flags);
-        assert!(
-            why.starts_with("step 4711.0: not started on n1") && why.contains("--container"),
-            "{why}"
-        );
+        assert!(why.starts_with("step 4711.0: not started on n1"), "{why}");
+        assert!(why.contains("--container"), "{why}");
     }
     runs(FakeSlurm::step(0).job("SLURM_CONTAINER", ""), &node);
     for (exclusive, flags, lines) in [(false, "", 0), (false, "mps=auto", 1), (true, "", 1)] {
@@ -493,11 +412,8 @@ fn a_task_in_slurms_own_container_does_not_start_and_under_auto_runs_bare() {
         let node = FakeNode::new().with_record(record);
         let (verdict, slurm) = task(contained().with(Item::TaskId, 0), &node, "", flags);
         let right = [Verdict::Continue, Verdict::EndProcess][usize::from(exclusive)];
-        assert_eq!(
-            (verdict, slurm.lines.borrow().len()),
-            (right, lines),
-            "{flags} {exclusive}"
-        );
+        let found = (verdict, slurm.lines.borrow().len());
+        assert_eq!(found, (right, lines), "{flags} {exclusive}");
         assert_eq!(value(&slurm, PIPE), None);
     }
     let failed = FakeNode::new().with_record(record("4711", RecordState::Failed));

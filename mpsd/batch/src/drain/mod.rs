@@ -394,10 +394,15 @@ mod tests {
         place().marker(reason)
     }
 
-    #[test]
-    fn only_our_own_reason_is_set_and_lifted_and_an_order_is_read_back() {
+    fn paths() -> (tempfile::TempDir, Paths) {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path().join("run"), dir.path());
+        (dir, paths)
+    }
+
+    #[test]
+    fn only_our_own_reason_is_set_and_lifted_and_an_order_is_read_back() {
+        let (_dir, paths) = paths();
         let node = Fake::new(true, Some("bad disk"), true);
         assert_eq!(node.drain(OURS), Ok(Outcome::Others("bad disk".into())));
         let lifts = |node: &Fake| lift(&paths, &our_marker(OURS), node);
@@ -405,10 +410,8 @@ mod tests {
         assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
         let bare = Fake::new(true, None, true);
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
-        let meanwhile = Fake {
-            drained_for: Some("bad disk"),
-            ..Fake::new(false, None, true)
-        };
+        let mut meanwhile = Fake::new(false, None, true);
+        meanwhile.drained_for = Some("bad disk");
         assert_eq!(
             meanwhile.drain(OURS),
             Ok(Outcome::Others("bad disk".into()))
@@ -427,8 +430,7 @@ mod tests {
 
     #[test]
     fn a_drain_shows_our_reason_and_brings_an_administrators_note_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = Paths::new(dir.path().join("run"), dir.path());
+        let (_dir, paths) = paths();
         let memo = "new fans on Monday";
         let node = Fake::new(false, Some(memo), true);
         // Twice: the second fault of a node finds the drain of the first.
@@ -447,10 +449,8 @@ mod tests {
             assert_eq!(state(&kept, &node), Ok(DrainState::Stands));
             assert_eq!(kept.of, Some(2));
         }
-        assert_eq!(
-            metadata(paths.drains()).unwrap().permissions().mode() & 0o7777,
-            0o711
-        );
+        let mode = metadata(paths.drains()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o711);
         let kept = markers::delivered(&paths, "n1").expect("a marker");
         lift(&paths, &kept, &node).unwrap();
         assert_eq!(node.status(), Ok(status(false, Some(memo))));
@@ -459,18 +459,14 @@ mod tests {
 
     #[test]
     fn a_drain_that_comes_too_late_is_forgotten_and_a_note_of_ours_is_no_administrators() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = Paths::new(dir.path().join("run"), dir.path());
+        let (_dir, paths) = paths();
         let ours = our_marker(OURS);
         markers::write(&paths, &ours).unwrap();
         let late = Fake::new(true, Some("bad disk"), true);
         let (outcome, _) = hand_over(&paths, "mpsd:", &ours, &late);
         assert_eq!(outcome, Ok(Outcome::Others("bad disk".into())));
-        assert_eq!(
-            markers::all(&paths),
-            [],
-            "else the node takes no job until it is delivered"
-        );
+        // Else the node takes no job until it is delivered.
+        assert_eq!(markers::all(&paths), []);
 
         let left = Fake::new(false, Some("mpsd: job 0: y"), true);
         hand_over(&paths, "mpsd:", &ours, &left).0.unwrap();
@@ -492,16 +488,10 @@ mod tests {
             (true, false, "", over("it was lifted")),
             (false, false, "", DrainState::Undelivered),
         ] {
-            let marker = Marker {
-                delivered,
-                ..our_marker(OURS)
-            };
-            let node = Fake::new(drained, Some(reason), true);
-            assert_eq!(
-                state(&marker, &node),
-                Ok(meaning),
-                "{delivered} {drained} {reason}"
-            );
+            let mut marker = our_marker(OURS);
+            marker.delivered = delivered;
+            let found = state(&marker, &Fake::new(drained, Some(reason), true));
+            assert_eq!(found, Ok(meaning), "{delivered} {drained} {reason}");
         }
     }
 
@@ -515,27 +505,17 @@ mod tests {
             (true, Some("mpsd: job 0: y"), false),
             (true, None, false),
         ] {
-            let dir = tempfile::tempdir().unwrap();
-            let paths = Paths::new(dir.path().join("run"), dir.path());
+            let (_dir, paths) = paths();
             let node = Fake::new(drained, before, true);
-            let note = Marker {
-                remark: true,
-                ..our_marker(OURS)
-            };
+            let mut note = our_marker(OURS);
+            note.remark = true;
             let after = if is_shown { Some(OURS) } else { before };
-            assert_eq!(
-                show(&paths, "mpsd:", &note, &node),
-                Ok(is_shown),
-                "{before:?}"
-            );
+            let shown = show(&paths, "mpsd:", &note, &node);
+            assert_eq!(shown, Ok(is_shown), "{before:?}");
             assert_eq!(node.status(), Ok(status(drained, after)));
             assert_eq!(markers::all(&paths), [], "it is no drain");
-            let kept = markers::remarks(&paths);
-            assert_eq!(
-                kept.as_slice(),
-                is_shown.then_some(note).as_slice(),
-                "{before:?}"
-            );
+            let expected = Vec::from_iter(is_shown.then_some(note));
+            assert_eq!(markers::remarks(&paths), expected, "{before:?}");
         }
     }
 
@@ -553,10 +533,8 @@ mod tests {
             let fault = Fault::new(Evidence::VendorProgram, what, why);
             let text = reason(79, "4711.pbs.cluster.example.org", &fault);
             assert!(text.len() <= 79 && text.ends_with(": not there"), "{text}");
-            assert!(
-                text.starts_with("mpsd: job 4711.") && text.contains("..."),
-                "{text}"
-            );
+            let is_cut = text.starts_with("mpsd: job 4711.") && text.contains("...");
+            assert!(is_cut, "{text}");
         }
         let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
         for most in [400, 79] {

@@ -37,8 +37,8 @@ fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
     let s = call.read().unwrap();
     assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, true));
     assert_eq!(
-        (s.account, s.resource.as_deref()),
-        (None, Some("on+threads=25"))
+        (s.account, s.resource),
+        (None, Some("on+threads=25".into()))
     );
     assert_eq!(s.queue.as_deref(), Some("workq"));
     call.given = CallOptions {
@@ -48,8 +48,8 @@ fn the_hook_says_it_all_and_what_is_empty_was_not_asked() {
     };
     let s = call.read().unwrap();
     assert_eq!(
-        (s.account.as_deref(), s.resource),
-        (Some(&b"proj1,MPS=true"[..]), None)
+        (s.account, s.resource),
+        (Some(b"proj1,MPS=true".into()), None)
     );
     let end = Call::new(Program::Epilogue, &["0.localhost", "alice", "users"], &ENV);
     assert_eq!(end.read().unwrap().account, None);
@@ -90,18 +90,14 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
         assert!(d.are_confined());
         assert!(call.host.ran.borrow().is_empty(), "the options say it all");
     }
-    assert_eq!(
-        scheduled("0.localhost", &TextHost::default().file(CGROUPS, "A=1\n")),
-        None
-    );
+    let other = TextHost::default().file(CGROUPS, "A=1\n");
+    assert_eq!(scheduled("0.localhost", &other), None);
     call.host = TextHost::default().file(CGROUPS, "CUDA_VISIBLE_DEVICES=0\\,1\n");
     let GpuSource::Unknown(why) = call.devices().gpus else {
         panic!("numbers are not certain");
     };
-    assert!(
-        why.contains("aux/0.localhost.env' names GPUs by number"),
-        "{why}"
-    );
+    let numbers = "aux/0.localhost.env' names GPUs by number";
+    assert!(why.contains(numbers), "{why}");
     call.given.gpus = Some("GPU-31111111-2222-3333-4444-555555555555".into());
     let is_named = matches!(call.devices().gpus, GpuSource::Listed(names) if names.len() == 1);
     assert!(is_named, "--gpus overrides");
@@ -109,18 +105,12 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
 
 #[test]
 fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
+    let several = "(nodea:ngpus=4)+(nodeb:ncpus=1:ngpus=1)+(nodeb:ngpus=1)";
+    let two = "(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)";
     for (vnodes, place, expected) in [
         ("(nodeb:ngpus=2)", "pack", (2, false)),
-        (
-            "(nodea:ngpus=4)+(nodeb:ncpus=1:ngpus=1)+(nodeb:ngpus=1)",
-            "",
-            (2, false),
-        ),
-        (
-            "(nodeb[0]:ngpus=1+nodeb[1]:ngpus=1)",
-            "free:excl",
-            (2, false),
-        ),
+        (several, "", (2, false)),
+        (two, "free:excl", (2, false)),
         ("(nodeb[0]:ngpus=1)", "free:exclhost", (1, true)),
         ("(nodeb:ngpus=1)", "free:excl:group=host", (1, true)),
         ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, true)),
@@ -149,25 +139,22 @@ fn chunks_on_this_node_times_their_ranks() {
         ("1:ncpus=4:mpiprocs=2+3:mpiprocs=4", None),
         ("1:ncpus=4+2:mpiprocs=4", None),
     ] {
-        assert_eq!(
-            hooked(two, "", select).devices().tasks_on_node,
-            tasks,
-            "{select}"
-        );
+        let devices = hooked(two, "", select).devices();
+        assert_eq!(devices.tasks_on_node, tasks, "{select}");
     }
 }
 
 /// A vnode may have another name than its host: `create node gpubox Mom=nodeb`.
 #[test]
 fn a_chunk_is_where_its_host_is() {
+    let (both, hosts) = (
+        "(nodea:ngpus=4)+(gpubox:ngpus=1)",
+        "nodea:15002/0+nodeb:15002/0",
+    );
     for (vnodes, hosts, expected) in [
         ("(gpubox:ncpus=1:ngpus=2)", "nodeb:15002/0*4", (2, Some(4))),
         ("gpubox:ncpus=1:ngpus=2", "nodeb:15002/0", (2, Some(4))),
-        (
-            "(nodea:ngpus=4)+(gpubox:ngpus=1)",
-            "nodea:15002/0+nodeb:15002/0",
-            (1, Some(4)),
-        ),
+        (both, hosts, (1, Some(4))),
         ("(gpubox:ngpus=2)", "nodea:15002/0", (0, None)),
         ("(gpubox:ngpus=2)", "", (0, None)),
         ("(gpubox:ngpus=2)", "nodeb:15002/0+nodea:15002/0", (0, None)),
@@ -189,92 +176,65 @@ fn a_chunk_is_where_its_host_is() {
             "the host may have other vnodes"
         );
     }
+    // A node without GPUs of a job with GPUs.
     let devices = hooked("(nodea:ngpus=2)+(nodeb:ncpus=8)", "", "").devices();
-    assert_eq!(
-        devices.gpus,
-        GpuSource::None,
-        "a node without GPUs of a job with GPUs"
-    );
+    assert_eq!(devices.gpus, GpuSource::None);
 }
 
 /// Where the site offers shares, the hook makes a vnode of each GPU.
 #[test]
 fn a_vnode_names_the_jobs_gpu_and_its_shares() {
     let [a, b] = [1, 2].map(|n| format!("GPU-{n}1111111-2222-3333-4444-555555555555"));
+    let (all, of_threads) = (16, false);
     let part = |own| {
         Exclusive::Shared(Some(Part {
             own,
-            all: 16,
-            of_threads: false,
+            all,
+            of_threads,
         }))
     };
-    for (vnodes, expected, exclusive) in [
-        (
-            format!("(nodeb:ncpus=2+nodeb[{a}]:mps_shares=4)"),
-            vec![&a],
-            part(4),
-        ),
-        (
-            format!("(nodeb:ncpus=2+nodeb[{a}]:mps_shares=2+nodeb[{b}]:mps_shares=6)"),
-            vec![&a, &b],
-            part(2),
-        ),
-        (
-            format!("(nodeb[{a}]:mps_shares=4)+(nodeb[{a}]:mps_shares=4+nodeb:ncpus=1)"),
-            vec![&a],
-            part(8),
-        ),
-        (
-            format!("(nodea[{a}]:mps_shares=4)+(nodeb[{b}]:mps_shares=1)"),
-            vec![&b],
-            part(1),
-        ),
-        (format!("(nodeb[{a}]:mps_shares=40)"), vec![&a], part(16)),
-        (
-            format!("nodeb:ncpus=2+nodeb[{a}]:mps_shares=4"),
-            vec![&a],
-            part(4),
-        ),
-        (
-            format!("(nodeb:ncpus=2+nodeb[{a}]:ngpus=1+nodeb[{b}]:ngpus=1)"),
-            vec![&a, &b],
-            Exclusive::Unknown,
-        ),
-        (
-            format!("(nodeb[{a}]:ngpus=1:mps_shares=4)"),
-            vec![&a],
-            part(4),
-        ),
-    ] {
+    // The job's GPUs, its shares (0: it has the GPUs whole), and what the hook says.
+    let table = "
+        a  4  (nodeb:ncpus=2+nodeb[a]:mps_shares=4)
+        ab 2  (nodeb:ncpus=2+nodeb[a]:mps_shares=2+nodeb[b]:mps_shares=6)
+        a  8  (nodeb[a]:mps_shares=4)+(nodeb[a]:mps_shares=4+nodeb:ncpus=1)
+        b  1  (nodea[a]:mps_shares=4)+(nodeb[b]:mps_shares=1)
+        a  16 (nodeb[a]:mps_shares=40)
+        a  4  nodeb:ncpus=2+nodeb[a]:mps_shares=4
+        ab 0  (nodeb:ncpus=2+nodeb[a]:ngpus=1+nodeb[b]:ngpus=1)
+        a  4  (nodeb[a]:ngpus=1:mps_shares=4)";
+    for row in table.trim().lines() {
+        let [gpus, own, vnodes] = row.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{row}");
+        };
+        let vnodes = vnodes.replace("[a]", &format!("[{a}]"));
+        let vnodes = vnodes.replace("[b]", &format!("[{b}]"));
         let mut call = hooked(&vnodes, "free", "1:mpiprocs=3");
         call.given.shares = Some(16);
         let devices = call.devices();
-        let names = expected.into_iter().map(|uuid| GpuName::Uuid(uuid.clone()));
-        assert_eq!(devices.gpus, GpuSource::Listed(names.collect()), "{vnodes}");
-        assert_eq!(devices.exclusive, exclusive, "{vnodes}");
+        let named = |gpu| GpuName::Uuid(if gpu == 'a' { &a } else { &b }.clone());
+        let named = gpus.chars().map(named).collect();
+        assert_eq!(devices.gpus, GpuSource::Listed(named), "{row}");
+        let exclusive = if own == "0" {
+            Exclusive::Unknown
+        } else {
+            part(own.parse().unwrap())
+        };
+        assert_eq!(devices.exclusive, exclusive, "{row}");
         assert!(!devices.whole_node && call.host.ran.borrow().is_empty());
-        assert!(!devices.are_confined(), "{vnodes}");
+        assert!(!devices.are_confined(), "{row}");
         call.given.shares = None;
         assert!(
             !matches!(call.devices().gpus, GpuSource::Listed(_)),
-            "{vnodes}"
+            "{row}"
         );
     }
-    let renamed = || {
-        let mut call = hooked(
-            &format!("(gpubox:ncpus=1+gpubox[{a}]:mps_shares=4)"),
-            "",
-            "",
-        );
-        call.given.shares = Some(16);
-        call.given.hosts = Some("nodeb:15002/0".into());
-        call
-    };
-    assert_eq!(
-        renamed().devices().exclusive,
-        part(4),
-        "its host has another name"
-    );
+    // Its host has another name.
+    let vnodes = format!("(gpubox:ncpus=1+gpubox[{a}]:mps_shares=4)");
+    let mut renamed = hooked(&vnodes, "", "");
+    renamed.given.shares = Some(16);
+    renamed.given.hosts = Some("nodeb:15002/0".into());
+    assert_eq!(renamed.devices().exclusive, part(4));
     for (vnodes, place) in [("(nodeb:ncpus=2)", "excl"), ("(nodeb:ngpus=1)", "excl")] {
         let mut call = hooked(vnodes, place, "");
         assert!(call.devices().whole_node, "{vnodes}");

@@ -119,12 +119,7 @@ fn a_job_is_requeued_whatever_fails_around_it() {
     for (squeue, scontrol, held, trouble) in [
         (&line, "", true, ""),
         (&unseen, "", false, "squeue said"),
-        (
-            &line,
-            "[ $1 != uhold ]",
-            false,
-            "not held after 4 failed starts",
-        ),
+        (&line, "[ $1 != uhold ]", false, "not held after 4 failed"),
         (&line, "[ $1 != update ]", true, "the node's comment"),
     ] {
         let slurm = Scripted::new(squeue, scontrol);
@@ -132,10 +127,7 @@ fn a_job_is_requeued_whatever_fails_around_it() {
         let orders = slurm.orders();
         assert!(orders.starts_with("requeue 4711\n"), "{orders}");
         let said = done.trouble.as_deref().unwrap_or_default();
-        assert!(
-            done.held == held && said.is_empty() == trouble.is_empty(),
-            "{done:?}"
-        );
+        assert_eq!((done.held, said.is_empty()), (held, trouble.is_empty()));
         assert!(said.contains(trouble), "{said}");
     }
     // Slurm's own restarts do not count, unless nothing else is seen.
@@ -150,17 +142,10 @@ fn a_job_is_requeued_whatever_fails_around_it() {
     ] {
         let done = Scripted::new(&squeue_of(&shown(restarts, comment)), "").requeue(most);
         let number = (failed > 0).then(|| format!("failed start {failed}"));
-        assert_eq!(
-            (&done.number, done.held),
-            (&number, held),
-            "{comment}: {done:?}"
-        );
+        assert_eq!((done.number, done.held), (number, held), "{comment}");
     }
     let done = Scripted::new(&line, "exit 1").requeue(3);
-    assert!(
-        done.failed.is_some(),
-        "it is not back in the queue: {done:?}"
-    );
+    assert!(done.failed.is_some(), "it is not back: {done:?}");
 }
 
 /// The job's first node put it back; the next node's order is refused.
@@ -173,11 +158,8 @@ fn the_next_node_of_a_job_keeps_the_count() {
         ("COMPLETING", 2, None, 2),
         ("PENDING", 2, None, 2),
     ] {
-        let line = shown_as(
-            state,
-            7,
-            &format!("by hand; mpsd: n2: failed start {before}: x"),
-        );
+        let comment = format!("by hand; mpsd: n2: failed start {before}: x");
+        let line = shown_as(state, 7, &comment);
         let slurm = Scripted::new(&squeue_of(&line), "[ $1 != requeue ]");
         let done = slurm.requeue(3);
         assert!(done.failed.is_some() && !done.held, "{state}: {done:?}");
@@ -186,11 +168,8 @@ fn the_next_node_of_a_job_keeps_the_count() {
         let line = number.map_or_else(|| "why".to_owned(), |number| format!("{number}: why"));
         slurm.node.tell(&id(), &line, false, false).expect("told");
         let last = format!("comment=by hand; mpsd: n1: failed start {all}: why\n");
-        assert!(
-            slurm.orders().ends_with(&last),
-            "{state}: {}",
-            slurm.orders()
-        );
+        let orders = slurm.orders();
+        assert!(orders.ends_with(&last), "{state}: {orders}");
     }
 }
 
@@ -198,15 +177,11 @@ fn the_next_node_of_a_job_keeps_the_count() {
 #[test]
 fn an_element_of_an_array_is_dealt_with_alone() {
     let body = format!("echo '{}'", shown(7, BY_HAND));
-    let slurm = Scripted::new(
-        &squeue("4712 4711_1\\n4711 4711_2", &body),
-        "echo BatchFlag=1",
-    );
+    let names = "4712 4711_1\\n4711 4711_2";
+    let slurm = Scripted::new(&squeue(names, &body), "echo BatchFlag=1");
     assert!(slurm.requeue(3).held);
-    slurm
-        .node
-        .tell(&id(), "failed start 4: why", true, false)
-        .expect("told");
+    let told = slurm.node.tell(&id(), "failed start 4: why", true, false);
+    told.expect("told");
     assert!(slurm.node.end_script(&id()).expect("ended"));
     let orders = slurm.orders();
     let orders = orders.lines().filter(|line| !line.contains("nodename="));
@@ -225,10 +200,7 @@ fn an_element_of_an_array_is_dealt_with_alone() {
     for names in ["", "4712 4711_1", "4711 4711_[2-3]", "4711 x"] {
         let slurm = Scripted::new(&squeue(names, &body), "");
         assert!(slurm.node.requeue(&id(), 3).is_err() && slurm.node.end_script(&id()).is_err());
-        assert!(
-            slurm.node.tell(&id(), "why", false, false).is_err(),
-            "its name is not known"
-        );
+        assert!(slurm.node.tell(&id(), "why", false, false).is_err());
         assert_eq!(slurm.orders(), "");
     }
     // A het job is one job to Slurm.
@@ -240,10 +212,8 @@ fn an_element_of_an_array_is_dealt_with_alone() {
 #[test]
 fn a_waiting_user_is_told_even_if_the_comment_cannot_be_written() {
     let slurm = Scripted::new(&squeue_of(&shown(0, "two\nlines")), "");
-    let why = slurm
-        .node
-        .tell(&id(), "why", true, false)
-        .expect_err("not in the comment");
+    let told = slurm.node.tell(&id(), "why", true, false);
+    let why = told.expect_err("not in the comment");
     assert!(why.contains("several lines"), "{why}");
     assert_eq!(slurm.orders(), "notify 4711 mpsd: n1: why\n");
 }
@@ -273,26 +243,15 @@ fn a_start_that_worked_removes_the_words_of_failed_ones() {
 #[test]
 fn the_output_is_a_scripts_and_is_named_whole() {
     for (files, output) in [
-        (
-            "   StdErr=/u/two words.out\n   StdIn=/dev/null\n",
-            Some("/u/two words.out"),
-        ),
-        (
-            "   StdErr=\n   StdIn=/dev/null\n   StdOut=/u/7.out\n",
-            Some("/u/7.out"),
-        ),
-        ("   StdErr=\n", None),
+        ("StdErr=/u/two words.out", Some("/u/two words.out")),
+        ("StdErr=|StdIn=/dev/null|StdOut=/u/7.out", Some("/u/7.out")),
+        ("StdErr=", None),
         ("", None),
     ] {
-        let slurm = Scripted::new(
-            &squeue_of(""),
-            &format!("printf 'JobId=4711 JobName=a\n{files}'"),
-        );
-        assert_eq!(
-            slurm.node.output(&id()),
-            Ok(output.map(PathBuf::from)),
-            "{files}"
-        );
+        let files = files.replace('|', "\n   ");
+        let shown = format!("printf 'JobId=4711 JobName=a\n   {files}\n'");
+        let found = Scripted::new(&squeue_of(""), &shown).node.output(&id());
+        assert_eq!(found, Ok(output.map(PathBuf::from)), "{files}");
     }
 }
 

@@ -38,10 +38,8 @@ fn slurm_prolog_epilog_and_step() {
     ]);
     let mut call = Call::new(Program::Prologue, &[], &job);
     let s = call.read().unwrap();
-    assert_eq!(
-        (s.job.as_str(), s.user, s.step),
-        ("47", UserRef::Uid(1000), false)
-    );
+    assert_eq!((s.job.as_str(), s.step), ("47", false));
+    assert_eq!(s.user, UserRef::Uid(1000));
     assert_eq!(s.node.as_deref(), Some("n1"));
     call.host = TextHost::default()
         .file(CONF, "GresTypes=gpu\n")
@@ -76,16 +74,6 @@ fn slurm_prolog_epilog_and_step() {
 
 fn mig_device() -> GpuSource {
     GpuSource::Listed(vec![GpuName::Uuid("MIG-abc".into())])
-}
-
-#[test]
-fn no_gpu_and_mig_in_slurm() {
-    let mig = [("SLURM_JOB_GPUS", "0"), ("CUDA_VISIBLE_DEVICES", "MIG-abc")];
-    for (more, expected) in [(&[][..], GpuSource::None), (&mig, mig_device())] {
-        let env = [&IDENTITY[..], more].concat();
-        let call = Call::new(Program::Prologue, &[], &env);
-        assert_eq!(call.devices().gpus, expected);
-    }
 }
 
 /// Untrusted: a variable that no slurmstepd writes is the user's, and may name another job's
@@ -223,20 +211,6 @@ const SITE: Case = Case {
 };
 
 #[test]
-fn a_place_in_a_complete_list() {
-    SITE.is(&[3], &[1]);
-    SITE.jobs("0,2,3").is(&[2, 0, 1], &[0, 2, 3]);
-    SITE.minors(&[0, 1, 2, 3]).is(&[1], &[1]);
-    let lines = SITE.gres(
-        "NodeName=n[2-4] Name=gpu File=/dev/nvidia9\n\
-         nodename=n1 name=gpu file=/dev/nvidia3,/dev/nvidia[0-1] \\\n cores=0-3\n\
-         Name=gpu File=/dev/nvidia2 # Name comes before NodeName\nName=mps Count=200\n",
-    );
-    lines.jobs("0").is(&[0], &[0]);
-    lines.is(&[1], &[1]);
-}
-
-#[test]
 fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
     let env = environment(&[
         ("SLURM_JOB_GPUS", "1"),
@@ -330,10 +304,8 @@ fn a_dynamic_nodes_words_are_its_line() {
     let conf = Conf::find(Some(CONF.as_ref()), &host).unwrap();
     let read = |words: Option<&str>| Gres::of(&conf, "n1", words, &host).unwrap();
     let none = read(None);
-    assert!(
-        !none.grants
-            && matches!(&none.list, List::Unknown(why) if why.contains("no line for node 'n1'"))
-    );
+    let why = "no line for node 'n1'";
+    assert!(!none.grants && matches!(&none.list, List::Unknown(said) if said.contains(why)));
     let some = read(Some("RealMemory=4000 Gres=gpu:2"));
     assert!(some.grants && matches!(&some.list, List::Files(files) if files.len() == 2));
     assert!(matches!(read(Some("")).list, List::Unknown(why) if why.contains("no Gres")));
@@ -358,21 +330,15 @@ fn beside_a_divided_gpu_a_number_is_no_guess() {
 fn an_unreadable_file_is_no_guess() {
     let whole = node(SITE.minors);
     let lost = SITE.gres("Name=gpu File=/dev/nvidia\n");
-    assert!(
-        lost.gpus(CONFINED, &whole)
-            .unwrap_err()
-            .contains("/dev/nvidia")
-    );
+    let why = lost.gpus(CONFINED, &whole).unwrap_err();
+    assert!(why.contains("/dev/nvidia"), "{why}");
     // The task can open every GPU: the number is CUDA's under any list.
     assert_eq!(lost.gpus(FREE, &whole), Ok(vec![1]));
     let mut mixed = node(SITE.minors);
     mixed.gpus[0].name = "NVIDIA A100".to_owned();
     // CUDA counts the faster GPUs first, and does not say which ones those are.
-    assert!(
-        SITE.gpus(FREE, &mixed)
-            .unwrap_err()
-            .contains("CUDA would open")
-    );
+    let why = SITE.gpus(FREE, &mixed).unwrap_err();
+    assert!(why.contains("CUDA would open"), "{why}");
     assert_eq!(SITE.gpus(CONFINED, &mixed), Ok(vec![3]));
     for gres in [
         "Name=gpu MultipleFiles=/dev/nvidia[0-1]\n",
@@ -476,21 +442,18 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     };
     let part = |own, all| {
         let of_threads = all == 100;
-        Exclusive::Shared(Some(Part {
+        let part = Part {
             own,
             all,
             of_threads,
-        }))
+        };
+        Exclusive::Shared(Some(part))
     };
-    let (shard, mps) = (
-        ("SLURM_SHARDS_ON_NODE", "3"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
-    );
+    let shard = ("SLURM_SHARDS_ON_NODE", "3");
+    let mps = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25");
     let conf = "GresTypes=gpu,shard,mps\nNodeName=n1 Gres=gpu:2,shard:16\n";
-    assert_eq!(
-        exclusive(conf, "Name=shard Count=16\n", &[shard]),
-        part(3, 8)
-    );
+    let sum = "Name=shard Count=16\n";
+    assert_eq!(exclusive(conf, sum, &[shard]), part(3, 8));
     let even = "Name=shard Count=8 File=/dev/nvidia0\nName=shard Count=8 File=/dev/nvidia1\n";
     assert_eq!(exclusive(conf, even, &[shard]), part(3, 8));
     let many = ("SLURM_SHARDS_ON_NODE", "12");
@@ -499,27 +462,19 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
     assert_eq!(exclusive(conf, &uneven, &[shard]), Exclusive::Shared(None));
     // Slurm does not say how a step's shards are dealt out to several GPUs.
     let two = ("SLURM_STEP_GPUS", "0,1");
-    assert_eq!(
-        exclusive(conf, even, &[shard, two]),
-        Exclusive::Shared(None)
-    );
+    let of_two = exclusive(conf, even, &[shard, two]);
+    assert_eq!(of_two, Exclusive::Shared(None));
     assert_eq!(exclusive(conf, even, &[mps]), part(25, 100));
     assert_eq!(exclusive(conf, even, &[]), Exclusive::Unknown);
     // In a step each variable is the user's own if the cluster lacks that gres.
-    let (only_shards, only_mps) = (
-        conf.replace(",mps", ""),
-        "GresTypes=gpu,mps\nNodeName=n1 Gres=gpu:2,mps:200\n",
-    );
+    let only_shards = conf.replace(",mps", "");
+    let only_mps = "GresTypes=gpu,mps\nNodeName=n1 Gres=gpu:2,mps:200\n";
     assert_eq!(exclusive(&only_shards, even, &[shard, mps]), part(3, 8));
     assert_eq!(exclusive(&only_shards, even, &[mps]), Exclusive::Unknown);
-    assert_eq!(
-        exclusive(only_mps, "Name=mps Count=200\n", &[shard, mps]),
-        part(25, 100)
-    );
-    assert_eq!(
-        exclusive(only_mps, "Name=mps Count=200\n", &[shard]),
-        Exclusive::Unknown
-    );
+    let count = "Name=mps Count=200\n";
+    let with_mps = |words: &[(&str, &str)]| exclusive(only_mps, count, words);
+    assert_eq!(with_mps(&[shard, mps]), part(25, 100));
+    assert_eq!(with_mps(&[shard]), Exclusive::Unknown);
     for word in [shard, mps] {
         let alone = exclusive("GresTypes=gpu\nNodeName=n1 Gres=gpu:2\n", "", &[word]);
         assert_eq!(alone, Exclusive::GpusAlone);

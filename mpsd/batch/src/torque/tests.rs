@@ -65,20 +65,16 @@ fn torque_prologue() {
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &ENV);
     let s = call.read().unwrap();
     assert_eq!((s.scheduler, s.sister), (Scheduler::Torque, false));
-    assert_eq!(
-        (s.job.as_str(), s.user),
-        ("0.vm", UserRef::Name("alice".into()))
-    );
+    assert_eq!(s.job.as_str(), "0.vm");
+    assert_eq!(s.user, UserRef::Name("alice".into()));
     assert_eq!(s.account.as_deref(), Some(&b"MPS=true"[..]));
     assert_eq!(s.node.as_deref(), Some("vm"));
     call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\nother-gpu3\nvm-gpu2\n");
     let d = call.devices();
     let gpus = vec![GpuName::Index(0), GpuName::Index(2)];
     assert_eq!(d.gpus, GpuSource::Listed(gpus));
-    assert_eq!(
-        (d.exclusive, d.tasks_on_node),
-        (Exclusive::GpusAlone, Some(4))
-    );
+    assert_eq!(d.exclusive, Exclusive::GpusAlone);
+    assert_eq!(d.tasks_on_node, Some(4));
     assert!(call.host.ran.borrow().is_empty());
 }
 
@@ -133,11 +129,8 @@ fn the_account_is_verbatim_in_every_release_and_empty_is_none() {
 fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &SISTER_ENV);
     let s = call.read().unwrap();
-    assert_eq!(
-        (s.sister, s.node),
-        (true, None),
-        "PBS_MSHOST is another node"
-    );
+    // PBS_MSHOST is another node.
+    assert_eq!((s.sister, s.node), (true, None));
     let status = "Job Id: 0.vm\n    Job_Name = job1\n    exec_gpus = nodea-gpu/0+nodea-gpu/1+\n\tnodeb-gpu/1+nodeb-gpu/3\n    interactive = False\n";
     let forged = format!("{status}    Variable_List = A=\n    exec_gpus = nodeb-gpu/0\n");
     let own = GpuSource::Listed(vec![GpuName::Index(1), GpuName::Index(3)]);
@@ -159,14 +152,8 @@ fn a_mode_of_the_gpus_lets_jobs_share_them_and_missing_files_are_told() {
     let (shared, alone) = (Exclusive::Shared(None), Exclusive::GpusAlone);
     for (resources, exclusive) in [
         ("walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared", shared),
-        (
-            "nodes=1:ppn=2+2:gpus=1:reseterr:default,neednodes=3",
-            shared,
-        ),
-        (
-            "nodes=1:gpus=1:exclusive_thread,naccesspolicy=shared",
-            alone,
-        ),
+        ("nodes=1:ppn=2+2:gpus=1:reseterr:default,need=3", shared),
+        ("nodes=1:gpus=1:exclusive_thread,policy=shared", alone),
         ("nodes=default:gpus=1,naccesspolicy:shared", alone),
     ] {
         let arguments = changed(4, resources);
@@ -189,17 +176,13 @@ fn a_wrong_vector_is_the_nodes_and_a_wrong_id_the_users() {
     };
     for count in [0, 1, 2, 4, 5, 6, 12] {
         let (code, why) = code(Program::Prologue, &vec!["x"; count], &[]);
-        assert!(
-            code == 2 && why.contains("JOB USER GROUP"),
-            "{count}: {why}"
-        );
+        let is_told = code == 2 && why.contains("JOB USER GROUP");
+        assert!(is_told, "{count}: {why}");
     }
     assert_eq!(code(Program::Epilogue, &PROLOGUE, &ENV).0, 2);
     for id in ["../../etc", "a/b", "", "1\n2"] {
-        assert!(
-            code(Program::Prologue, &changed(0, id), &ENV).0 > 0,
-            "{id:?}"
-        );
+        let code = code(Program::Prologue, &changed(0, id), &ENV).0;
+        assert!(code > 0, "{id:?}");
     }
 }
 

@@ -173,37 +173,25 @@ mod tests {
             memset_ok: false,
             ..gpu()
         };
+        let few = ["2368 MiB could be allocated, 2429 to 3072 were expected"];
+        let more = ["2816 MiB could be allocated, 3118 to 3392 were expected"];
+        let all_words = [
+            "the context does not go through MPS",
+            "132 multiprocessors are visible, 32 were expected",
+            "3328 MiB could be allocated, 2429 to 3072 were expected",
+        ];
         for (gpu, given, words) in [
             (gpu(), &all[..], &[][..]),
             (all_of_it(2432), &["--expect-mem=3072"], &[]),
-            (
-                all_of_it(2368),
-                &["--expect-mem=3072"],
-                &["2368 MiB could be allocated, 2429 to 3072 were expected"],
-            ),
-            (
-                outside,
-                &all,
-                &[
-                    "the context does not go through MPS",
-                    "132 multiprocessors are visible, 32 were expected",
-                    "3328 MiB could be allocated, 2429 to 3072 were expected",
-                ],
-            ),
+            (all_of_it(2368), &["--expect-mem=3072"], &few),
+            (outside, &all, &all_words),
             (broken, &[], &["what was read back is not what was written"]),
-            (
-                gpu(),
-                &["--expect-mem=3392"],
-                &["2816 MiB could be allocated, 3118 to 3392 were expected"],
-            ),
+            (gpu(), &["--expect-mem=3392"], &more),
         ] {
             let found = unmet(&gpu, &options(given));
             assert_eq!(found.len(), words.len(), "{found:?}");
             let mut both = found.iter().zip(words);
-            assert!(
-                both.all(|(found, words)| found.ends_with(words)),
-                "{found:?}"
-            );
+            assert!(both.all(|(found, words)| found.ends_with(words)));
         }
     }
 }
