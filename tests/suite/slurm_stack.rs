@@ -198,6 +198,40 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     cluster.check().exits(2).prints("FAIL  no '");
 }
 
+/// Also where a changed cluster moves it to another file.
+#[test]
+fn enable_keeps_the_words_of_its_line_unless_an_option_says_otherwise() {
+    let cluster = Cluster::new(GOOD);
+    let (optional, home) = (cluster.line(), cluster.path("etc").join(OURS));
+    let required = optional.replace("optional", "required");
+    let other = required.replace("22.05", "21.08");
+    let reads = |file: &str, options: &[&str], line: &str| {
+        let options = [&["--release", "22.05"], options].concat();
+        cluster.slurm("enable", &options).ok();
+        let text = cluster.read(file);
+        assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), [line]);
+    };
+    let line = format!("{required} scope=job");
+    reads(OURS, &["--required", "--scope", "job"], &line);
+    reads(OURS, &[], &line);
+    let text = cluster.read(OURS).replace(&required, &other);
+    let text = format!("{} konfig=/x scope=step\n", text.trim_end());
+    fs::write(home, text).unwrap();
+    reads(OURS, &[], &line);
+    reads(
+        OURS,
+        &["--scope", "step"],
+        &format!("{required} scope=step"),
+    );
+    cluster.write("slurm.conf", CONFIGLESS);
+    reads(STACK, &[], &format!("{required} scope=step"));
+    reads(
+        STACK,
+        &["--required=off"],
+        &format!("{optional} scope=step"),
+    );
+}
+
 /// Otherwise the first job that asks drains the node, and its user reads of a broken boot.
 #[test]
 fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {

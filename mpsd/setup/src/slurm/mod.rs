@@ -13,8 +13,9 @@ use batch::call::Location;
 use batch::slurm::conf::Conf;
 use batch::slurm::installation::{Installation, Release, directories, stamp_of};
 use check::check;
+use clap::builder::BoolishValueParser;
 use clap::{FromArgMatches, Subcommand};
-use mpsd_core::plugin_line::PROGRAMS;
+use mpsd_core::plugin_line::{Arguments, PROGRAMS};
 use mpsd_core::text::list;
 use stack::{Delivery, PLUGIN, Stack, TAG, WORDS, is_foreign, is_ours, our_line, second_line};
 use std::fs;
@@ -77,10 +78,13 @@ struct EnableOptions {
     /// The release, as in 23.11; what the installed Slurm says if not given
     #[arg(long, value_name = "YY.MM", value_parser = Release::parse)]
     release: Option<Release>,
-    /// Write 'required' instead of 'optional': where the plugin cannot be loaded, every srun fails
-    #[arg(long)]
-    required: bool,
-    /// What the plugin does: job (jobs only), step (steps only), both
+    /// Write 'required' instead of 'optional': where the plugin cannot be loaded, every srun fails.
+    /// Kept when you run it again; --required=off takes it back
+    #[arg(long, value_name = "on|off", num_args = 0..=1, require_equals = true,
+        default_missing_value = "on", value_parser = BoolishValueParser::new(),
+        hide_possible_values = true)]
+    required: Option<bool>,
+    /// What the plugin does: job (jobs only), step (steps only), both. Kept when you run it again
     #[arg(long, value_name = "SCOPE", value_parser = ["both", "job", "step"])]
     scope: Option<String>,
     /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run
@@ -182,7 +186,10 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport>
         bail!("several Slurms are here ({found}) and none runs: name one with --exec");
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
-    let (line, mut report) = (line(options, &plugin, ctx), VerbReport::default());
+    let homes = [stack.home(), stack.snippet(), stack.file.clone()];
+    let old = homes.iter().find_map(|file| our_line(file));
+    let line = line(&old.unwrap_or_default(), options, &plugin, ctx);
+    let mut report = VerbReport::default();
     add_line(&mut report, &stack, &line, release, &plugin)?;
     if report.changed {
         report.did(RESTART);
@@ -273,24 +280,44 @@ fn plugin(
     Ok((release, file))
 }
 
-fn line(options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
-    let word = if options.required {
-        "required"
-    } else {
-        "optional"
+/// The words of the `old` line stay unless an option says otherwise, or the plugin would not
+/// understand them.
+fn line(old: &str, options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
+    let [optional, required] = WORDS;
+    let was_required = old.split_whitespace().next() == Some(required);
+    let word = match options.required.unwrap_or(was_required) {
+        true => required,
+        false => optional,
     };
-    let mut line = format!("{word} {}", plugin.display());
+    let mut words = Vec::new();
+    for word in old.split_whitespace().skip(2) {
+        words.push(word.to_owned());
+        if Arguments::parse(&words).is_err() {
+            words.pop();
+        }
+    }
+    let mut set = |key: &str, value: String| {
+        let new = format!("{key}={value}");
+        let is_old = |word: &&mut String| word.split('=').next() == Some(key);
+        match words.iter_mut().find(is_old) {
+            Some(old) => *old = new,
+            None => words.push(new),
+        }
+    };
     if let Some(config) = ctx.config {
-        line += &format!(" config={}", config.display());
+        set("config", config.display().to_string());
     }
     if ctx.programs != Path::new(PROGRAMS) {
-        let programs = ctx.programs.display();
-        line += &format!(" prologue={programs}/mps-prologue epilogue={programs}/mps-epilogue");
+        for key in ["prologue", "epilogue"] {
+            let program = ctx.programs.join(format!("mps-{key}"));
+            set(key, program.display().to_string());
+        }
     }
     if let Some(scope) = &options.scope {
-        line += &format!(" scope={scope}");
+        set("scope", scope.clone());
     }
-    line
+    let head = [word.to_owned(), plugin.display().to_string()];
+    [&head[..], &words].concat().join(" ")
 }
 
 /// The packages run it after an upgrade of Slurm, so a host without our line is left as it is,
