@@ -376,7 +376,7 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
     let mut c = cluster(&["nodea"]);
     let queued = |c: &mut Cluster, account: &str| c.hook(&Job::new("", account), 0, "queuejob");
     assert!(queued(&mut c, "MPS=maybe").accepted());
-    c.nodes[0].sh("mpsctl pbs install --queuejob");
+    c.nodes[0].sh("mpsctl pbs install --queuejob && mpsctl pbs install");
     let refused = queued(&mut c, "proj1,MPS=maybe");
     assert_eq!(refused.verdict, "reject");
     says(&refused.message, &["MPS=maybe"]);

@@ -146,8 +146,14 @@ fn qsub_keeps_the_shares_of_a_job_on_one_gpu_beside_others() {
     };
     let why = "mps_shares=17: a GPU has 16 shares; allowed: 1 to 16 in a chunk, or ngpus";
     says(&c.hook(&job, 0, "queuejob").message, &[why]);
-    // Only '--queuejob' moves our words.
-    for (option, account) in [("", "MPS=on"), ("--queuejob", "")] {
+    // Only '--queuejob' moves our words, and is kept.
+    for (option, account) in [
+        ("", "MPS=on"),
+        ("--queuejob", ""),
+        ("", ""),
+        ("--queuejob=off", "MPS=on"),
+        ("", "MPS=on"),
+    ] {
         c.nodes[0].sh(&format!("mpsctl pbs install {option}"));
         let job = Job {
             select: "1:mps_shares=4".into(),

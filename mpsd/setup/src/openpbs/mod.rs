@@ -46,6 +46,7 @@ const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const QUEUES: &str = "AUTO_QUEUES = ";
 const SHARES: &str = "SHARES = ";
+const MOVES: &str = "MOVES = 1";
 const FILLED_IN: &str = "# filled in by";
 /// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its
 /// name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
@@ -69,10 +70,11 @@ fn place_hook(
     let placed = ctx.host.text(&file, MOST_CONF).map_err(Error::msg)?;
     let placed = placed.unwrap_or_default();
     let shares = options.shares.unwrap_or_else(|| shares_of(&placed));
-    let body = render(ctx, shares, options.queuejob);
+    let queuejob = options.queuejob.unwrap_or_else(|| moves(&placed));
+    let body = render(ctx, shares, queuejob);
     make_directory(ctx.settings.paths.state(), 0o711)?;
     report.write(&file, body.as_bytes(), 0o644, "")?;
-    let more = match (shares, options.queuejob) {
+    let more = match (shares, queuejob) {
         (0, false) => "",
         (0, true) => ",queuejob",
         _ => ",queuejob,exechost_startup",
@@ -215,6 +217,11 @@ fn shares_of(body: &str) -> u32 {
     let mut lines = body.lines();
     let number = lines.find_map(|line| line.strip_prefix(SHARES)?.parse().ok());
     number.unwrap_or(0)
+}
+
+/// Whether the text of a hook moves our words out of the account.
+fn moves(body: &str) -> bool {
+    body.lines().any(|line| line == MOVES)
 }
 
 fn render(ctx: &SetupContext<'_>, shares: u32, queuejob: bool) -> String {

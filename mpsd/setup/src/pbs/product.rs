@@ -3,6 +3,7 @@
 use crate::verbs::{CheckLine, SetupContext, VerbReport};
 use anyhow::Result;
 use batch::pbs::{Installation, Product};
+use clap::builder::BoolishValueParser;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ProductOption {
@@ -18,9 +19,12 @@ pub struct InstallOptions {
     /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
     #[arg(long)]
     pub no_job_starter: bool,
-    /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
-    #[arg(long)]
-    pub queuejob: bool,
+    /// OpenPBS: the hook also refuses at qsub and moves our words out of the account. Kept when you
+    /// run it again; --queuejob=off or uninstall takes it back
+    #[arg(long, value_name = "on|off", num_args = 0..=1, require_equals = true,
+        default_missing_value = "on", value_parser = BoolishValueParser::new(),
+        hide_possible_values = true)]
+    pub queuejob: Option<bool>,
     /// OpenPBS: each GPU is a vnode with so many mps_shares, which jobs of several users may divide
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60))]
     pub shares: Option<u32>,
