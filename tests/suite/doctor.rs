@@ -357,7 +357,12 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
             "status 0\n",
         ),
         (
-            "'WARN  a' 'FAIL  no daemon' 'FAIL  c'",
+            "'FAIL  slurmd and the commands are of different releases: 23.11, 22.05'",
+            2,
+            "status 0\n",
+        ),
+        (
+            "'WARN  a' 'FAIL  b: restart slurmd' 'FAIL  no daemon' 'FAIL  c'",
             2,
             "died 1 check_mpsd:  no daemon\nstatus 1\n",
         ),

@@ -287,8 +287,15 @@ fn the_health_check_drains_the_node_by_its_name_in_slurm() {
         let script = guide::script("operations.md", "Health checks without NHC");
         root.write("/root/check", &script);
         for (path, body) in [
-            ("/usr/local/bin/mpsctl", "echo 'FAIL  no daemon'"),
+            (
+                "/usr/local/bin/mpsctl",
+                "echo 'FAIL  slurmd was replaced: restart slurmd'; echo 'FAIL  no daemon'",
+            ),
             ("/opt/slurm/bin/scontrol", "echo \"$*\""),
+            (
+                "/usr/local/bin/sinfo",
+                "[ ! -e /root/drained ] || echo \"$*\"",
+            ),
         ] {
             root.write(path, &format!("#!/bin/sh\n{body}\n"));
             open_to_all(&root.at(path));
@@ -296,6 +303,9 @@ fn the_health_check_drains_the_node_by_its_name_in_slurm() {
         let told = root.run("env -i SLURMD_NODENAME=n17 sh /root/check");
         let drain = "update NodeName=n17 State=DRAIN Reason=check_mpsd: no daemon\n";
         assert!(told.ends_with(drain), "{told}");
+        root.write("/root/drained", "");
+        let told = root.run("env -i SLURMD_NODENAME=n17 sh /root/check");
+        assert!(!told.contains("State=DRAIN"), "{told}");
     });
 }
 
