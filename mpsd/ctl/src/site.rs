@@ -23,7 +23,7 @@ pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure>
 pub enum ConfigVerb {
     /// Check a draft of the file, which any user may own; without FILE the file in force
     ///
-    /// Exit status: 0 it can be used; 1 it cannot, and the line says where and why.
+    /// Exit status: 0 it can be used; 2 it cannot, and the line says where and why.
     Check(Check),
     /// Check the file, and print every key with its value in force on a node and the line it comes
     /// from
