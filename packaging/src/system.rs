@@ -1,60 +1,15 @@
-//! The matrix of jobs on a real Slurm, and a Slurm of another system.
+//! The cells of a Slurm, on that of another system.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::command::shown;
-use crate::{cargo, install};
-
-/// Longest time for the matrix.
-const LONGEST: Duration = Duration::from_secs(1500);
-pub const PROGRAMS: &str = "build --workspace --lib --bins";
-
-/// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
-#[derive(Debug, clap::Args)]
-pub struct Matrix {
-    /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it out
-    /// [default: the machine's own]
-    #[arg(long)]
-    prefix: Option<PathBuf>,
-    /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
-    #[arg(long, conflicts_with = "prefix")]
-    root: Option<PathBuf>,
-    /// Run the cells whose names hold one of these words
-    #[arg(default_values_t = ["matrix_".to_owned()])]
-    cells: Vec<String>,
-}
-
-const CELLS: &str = "test --locked --workspace --test slurm";
-
-pub fn matrix(
-    Matrix {
-        prefix,
-        root,
-        cells,
-    }: &Matrix,
-) -> Result<()> {
-    if prefix.is_none() && root.is_none() {
-        install::slurm()?;
-    }
-    cargo::build(PROGRAMS)?;
-    let mut run = match root {
-        Some(root) => in_system(root)?,
-        None => cargo::words(CELLS),
-    };
-    run.arg("--").args(cells);
-    if let Some(prefix) = prefix {
-        run.arg("--prefix").arg(prefix);
-    }
-    shown(&mut run, LONGEST)
-}
+use crate::cargo;
 
 /// Starts a test program in a system, below a file system in memory. One line, because it is a
 /// value in cargo's configuration.
-const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
+const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/system-root; mkdir -p $place; \
     mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
     mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
     for one in proc sys dev; do mount --rbind /$one $place/root/$one; done; \
@@ -73,7 +28,7 @@ pub fn in_system(root: &Path) -> Result<Command> {
     let words = before.chain(places.iter().map(String::as_str));
     let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
     let quoted = quoted.join(", ");
-    let mut run = cargo::words(CELLS);
+    let mut run = cargo::words("test --locked --workspace --test slurm");
     run.arg("--config");
     run.arg(format!("target.'cfg(all())'.runner = [{quoted}]"));
     Ok(run)
