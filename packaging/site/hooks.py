@@ -16,7 +16,7 @@ from mkdocs.structure.toc import AnchorLink
 ROOT = Path(os.environ["MPSD_ROOT"])
 MANUAL = Path(os.environ["MPSD_MANUAL"])
 MERMAID = Path(os.environ["MPSD_MERMAID"])
-BROWSER = json.loads(os.environ["MPSD_BROWSER"])
+BROWSER = os.environ["MPSD_BROWSER"].split()
 # Narrow, so that its letters are as large as the page's.
 SEQUENCE = json.dumps({"width": 125, "actorMargin": 20, "messageFontSize": 14, "actorFontSize": 14})
 LONGEST_WHOLE = 20  # characters, as in check.html

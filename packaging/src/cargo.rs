@@ -24,14 +24,11 @@ pub fn root() -> Result<PathBuf> {
 }
 
 /// A cargo command with nothing to read.
-pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments).stdin(Stdio::null());
-    command
-}
-
 pub fn words(line: &str) -> Command {
-    command(&Vec::from_iter(line.split_whitespace()))
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
 }
 
 pub fn rustc(words: &[&str]) -> Command {

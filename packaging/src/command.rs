@@ -56,15 +56,6 @@ pub fn lines(
     Ok(child.wait()?)
 }
 
-/// Runs a command and shows its lines. It must succeed.
-pub fn shown(command: &mut Command, limit: Duration) -> Result<()> {
-    let status = lines(command, limit, |line| println!("{line}"))?;
-    match status.success() {
-        true => Ok(()),
-        false => bail!("{command:?} failed ({status})"),
-    }
-}
-
 /// Runs a command that says something only when it fails.
 pub fn quietly(command: &mut Command) -> Result<()> {
     quietly_within(command, QUIET)

@@ -34,15 +34,7 @@ const KERNEL: &str = "console=ttyS0 root=/dev/vda rw panic=-1 nohpet quiet logle
 /// The packages, and the programs in them: optimized, which counts here.
 const PACKAGES: &str = "tmp/packages";
 const BUILT: &str = "x86_64-unknown-linux-gnu/release";
-const SHIPPED: [&str; 7] = [
-    "mpsd",
-    "mpsctl",
-    "mps-probe",
-    "mps-runner",
-    "mps-prologue",
-    "mps-epilogue",
-    "libspank_mps.so",
-];
+const SHIPPED: &str = "mpsd mpsctl mps-probe mps-runner mps-prologue mps-epilogue libspank_mps.so";
 
 /// Runs 'sh /disk/run' from the second disk on the serial console, then turns the machine off.
 const UNIT: &str = "\
@@ -396,7 +388,7 @@ fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
     {
         link(file, &debug)?;
     }
-    for name in SHIPPED {
+    for name in SHIPPED.split(' ') {
         fs::remove_file(debug.join(name))?;
         link(&build.join(BUILT).join(name), &debug)?;
     }

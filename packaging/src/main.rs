@@ -8,8 +8,8 @@ mod install;
 mod machine;
 mod package;
 mod release_check;
-mod runs;
 mod site;
+mod system;
 mod test;
 
 use std::process::ExitCode;
@@ -38,8 +38,6 @@ enum Verb {
     Demo,
     /// Run everything that CI runs, or single stages of it.
     Test(test::Options),
-    /// Run the matrix of a real Slurm, or cells of it, alone.
-    Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
     /// the end
     Soak {
@@ -106,7 +104,6 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
         Verb::Test(options) => return test::run(options),
         Verb::Machine(options) => machine::run(options)?,
-        Verb::Matrix(matrix) => runs::matrix(matrix)?,
         Verb::Texts => cargo::build("run --package manual -- --texts .")?,
         Verb::Docs => site::run()?,
         Verb::Dist(options) => package::run(options)?,
@@ -118,7 +115,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             return cargo::become_program("debug/demo", &[]);
         }
         Verb::Soak { numbers } => {
-            cargo::build(runs::PROGRAMS)?;
+            cargo::build("build --workspace --lib --bins")?;
             return cargo::become_program("debug/soak", numbers);
         }
         Verb::Bench { words } => {

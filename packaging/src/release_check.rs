@@ -44,7 +44,9 @@ pub fn run(options: &Options) -> Result<()> {
         outcome.is_ok()
     };
     check("version", version(options.tag.as_deref()));
-    check("changelog", changelog(options.tag.is_some()));
+    let text = fs::read_to_string("CHANGELOG.md")?;
+    let is_tagged = options.tag.is_some();
+    check("changelog", changelog(&text, VERSION, is_tagged));
     let pack = || package::run(&package::Options::into_dir("x86_64,aarch64", PACKAGES)?);
     if !options.quick && check("packages", pack()) {
         check("lintian", lintian());
@@ -66,32 +68,26 @@ fn version(tag: Option<&str>) -> Result<()> {
 
 /// The newest entry is this version's and is not empty. A release may have no entry above it: its
 /// changes would be in the packages, but not in their notes.
-fn changelog(tagged: bool) -> Result<()> {
-    let text = fs::read_to_string("CHANGELOG.md")?;
-    newest_entry(&text, VERSION)?;
-    let notes = package::notes()?;
-    ensure!(!notes.trim().is_empty(), "the entry of {VERSION} is empty");
-    ensure!(
-        !tagged || unreleased(&text).is_empty(),
-        "something stands under [Unreleased]: it belongs into the entry of {VERSION}"
-    );
-    Ok(())
-}
-
-fn unreleased(text: &str) -> &str {
-    let below = text.split_once("## [Unreleased]\n");
-    let below = below.map_or("", |(_, below)| below);
-    below.split("\n## [").next().unwrap_or("").trim()
-}
-
-fn newest_entry(text: &str, version: &str) -> Result<()> {
-    let headings = text.lines();
-    let mut headings = headings.filter_map(|line| line.strip_prefix("## [")?.split(']').next());
-    match headings.find(|name| *name != "Unreleased") {
-        Some(newest) if newest == version => Ok(()),
-        Some(newest) => bail!("the newest entry is {newest}, the workspace's version {version}"),
-        None => bail!("there is no entry"),
+fn changelog(text: &str, version: &str, is_tagged: bool) -> Result<()> {
+    let entries = text.split("\n## [").skip(1).filter_map(|entry| {
+        let (name, rest) = entry.split_once(']')?;
+        let changes = rest.split_once('\n').map_or("", |(_, changes)| changes);
+        Some((name, changes.trim()))
+    });
+    let mut entries = entries.peekable();
+    if let Some((_, changes)) = entries.next_if(|(name, _)| *name == "Unreleased") {
+        ensure!(
+            !is_tagged || changes.is_empty(),
+            "something stands under [Unreleased]: it belongs into the entry of {version}"
+        );
     }
+    let (newest, changes) = entries.next().context("there is no entry")?;
+    ensure!(
+        newest == version,
+        "the newest entry is {newest}, the workspace's version {version}"
+    );
+    ensure!(!changes.is_empty(), "the entry of {version} is empty");
+    Ok(())
 }
 
 fn made(extension: &str) -> Result<Vec<PathBuf>> {
@@ -149,15 +145,17 @@ fn reproducible() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn the_newest_entry_is_the_version() {
-        let text = "# Changelog\n## [Unreleased]\n- x\n## [0.2.0]\n## [0.1.0]\n";
-        assert!(newest_entry(text, "0.2.0").is_ok());
-        assert!(newest_entry(text, "0.1.0").is_err());
-        assert!(newest_entry("# Changelog\n## [Unreleased]\n", "0.1.0").is_err());
-        assert_eq!(unreleased(text), "- x");
-        assert_eq!(unreleased("## [Unreleased]\n\n## [0.2.0]\n- y\n"), "");
+        let is_ready = |entries: &str, is_tagged| {
+            let text = format!("# Changelog\n\n{entries}\n## [0.1.0]\n\n- z\n");
+            super::changelog(&text, "0.2.0", is_tagged).is_ok()
+        };
+        let full = "## [0.2.0] - 2026-11-01\n\n- y\n";
+        assert!(is_ready(&format!("## [Unreleased]\n\n{full}"), true));
+        let open = format!("## [Unreleased]\n\n- x\n\n{full}");
+        assert!(is_ready(&open, false) && !is_ready(&open, true));
+        assert!(is_ready(full, true) && !is_ready("", true));
+        assert!(!is_ready("## [0.2.0]\n", true));
     }
 }

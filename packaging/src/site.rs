@@ -1,38 +1,29 @@
 //! `cargo xtask docs`: the site, by mkdocs. A headless browser opens each page at three widths: a
 //! page that scrolls sideways, or a link that leads nowhere, is an error.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
 
 use crate::cargo;
-use crate::command::quietly;
-use crate::files::{emptied, is_a, list};
+use crate::command::{command, quietly, wrote};
+use crate::files::emptied;
 use crate::install::{mermaid, program, python};
 
 const MKDOCS: &str = include_str!("../python/mkdocs.txt");
-const CHROMIUM: &str = "/usr/bin/chromium";
-/// No sandbox, because root cannot have one; no network; frames may read each other's pages.
-const BROWSER: [&str; 10] = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--allow-file-access-from-files",
-    "--virtual-time-budget=60000",
-];
+/// For timeout(1). No sandbox, because root cannot have one; no network; frames may read each
+/// other's pages.
+const BROWSER: &str = "--kill-after=5 300 /usr/bin/chromium --headless --no-sandbox --disable-gpu --disable-quic \
+                       --no-first-run --disable-background-networking --disable-component-update --disable-sync \
+                       --allow-file-access-from-files --virtual-time-budget=60000";
 
 pub fn prepare() -> Result<()> {
     python("mkdocs", MKDOCS)?;
     mermaid()?;
     program("/usr/bin/mandoc", "mandoc")?;
-    program(CHROMIUM, "chromium")
+    program("/usr/bin/chromium", "chromium")
 }
 
 pub fn run() -> Result<()> {
@@ -54,7 +45,7 @@ pub fn run() -> Result<()> {
         .env("MPSD_ROOT", &root)
         .env("MPSD_MANUAL", manual.join("man"))
         .env("MPSD_MERMAID", mermaid()?)
-        .env("MPSD_BROWSER", serde_json::to_string(&browser())?)
+        .env("MPSD_BROWSER", format!("/usr/bin/timeout {BROWSER}"))
         .env("NO_MKDOCS_2_WARNING", "1")
         // Without --quiet, because with it --strict counts no warning.
         .args(["build", "--strict", "--config-file"])
@@ -67,24 +58,16 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn browser() -> Vec<&'static str> {
-    let start = ["/usr/bin/timeout", "--kill-after=5", "300", CHROMIUM];
-    start.into_iter().chain(BROWSER).collect()
-}
-
 fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
-    let mut pages = Vec::new();
-    collect(site, &mut pages)?;
-    let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
-    let relative = relative.filter(|page| *page != Path::new("404.html"));
-    let relative = serde_json::to_string(&Vec::from_iter(relative))?;
+    let found = wrote(command("find", ". -name *.html -printf %P\\n").current_dir(site))?;
+    let mut pages = Vec::from_iter(found.lines().filter(|page| *page != "404.html"));
+    pages.sort_unstable();
+    let pages = serde_json::to_string(&pages)?;
     let text = fs::read_to_string(root.join("packaging/site/check.html"))?;
-    let text = text.replacen("PAGES;", &format!("{relative};"), 1);
+    let text = text.replacen("PAGES;", &format!("{pages};"), 1);
     let file = site.join("check.html");
     fs::write(&file, text)?;
-    let browser = browser();
-    let mut command = Command::new(browser[0]);
-    command.args(&browser[1..]);
+    let mut command = command("/usr/bin/timeout", BROWSER);
     let data = work.join("browser");
     command.arg(format!("--user-data-dir={}", data.display()));
     command.args(["--dump-dom", &format!("file://{}", file.display())]);
@@ -102,15 +85,4 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
             String::from_utf8_lossy(&output.stderr).trim()
         ),
     }
-}
-
-fn collect(dir: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
-    for path in list(dir)? {
-        if path.is_dir() {
-            collect(&path, pages)?;
-        } else if is_a(&path, "html") {
-            pages.push(path);
-        }
-    }
-    Ok(())
 }

@@ -10,7 +10,7 @@ use fs_err as fs;
 
 use crate::install::{EMULATOR, arm64, deny, slurm};
 use crate::package::programs::{self, Machine};
-use crate::{cargo, command, machine, runs, site};
+use crate::{cargo, command, machine, site, system};
 
 /// Longest time for one stage.
 const LONGEST: Duration = Duration::from_secs(1500);
@@ -24,13 +24,7 @@ const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits::
 
 /// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than
 /// three minutes.
-const NEWER: [&str; 5] = [
-    "matrix_confined",
-    "configless",
-    "stack",
-    "shared_cgroups",
-    "shared_several",
-];
+const NEWER: &str = "matrix_confined configless stack shared_cgroups shared_several";
 
 /// What procps or systemd sets on every booted Debian, and so on a site's nodes.
 const BOOTED: [(&str, &str); 3] = [
@@ -327,12 +321,12 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
             Err(missing) => Err(missing),
         },
         "slurm-24.11" => {
-            let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
-            if !system.is_dir() {
+            let root = cargo::target_directory()?.join("tmp/debian-trixie/root");
+            if !root.is_dir() {
                 return Ok(Err(anyhow!("the stage 'packages' has made no Debian 13")));
             }
-            let mut command = runs::in_system(&system)?;
-            command.arg("--").args(NEWER);
+            let mut command = system::in_system(&root)?;
+            command.arg("--").args(NEWER.split(' '));
             Ok(command)
         }
         _ => Ok(cargo::words(stage.cargo)),

@@ -1,5 +1,6 @@
 use super::*;
 use crate::record::RecordState;
+use std::collections::BTreeSet;
 
 fn uuid(n: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
@@ -279,6 +280,32 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     let (last, others) = ranks.split_last().unwrap();
     let listed = format!("{} or {last}", others.join(", "));
     assert!(page.contains(&listed), "mpsctl(1) has not {listed}");
+}
+
+#[test]
+fn the_hooks_name_each_variable_that_clients_have() {
+    let source = include_str!("environment.rs").lines();
+    let names = source.filter_map(|line| {
+        let (_, value) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
+        value.strip_suffix("\";")
+    });
+    let mut ours = BTreeSet::from_iter(names);
+    // The user's and Slurm's own.
+    assert!(ours.remove(CONNECTIONS) && ours.remove(OF_SLURM));
+    let between = |text: &'static str, begin: &str, end: &str| {
+        let (_, rest) = text.split_once(begin).unwrap();
+        rest.split_once(end).unwrap().0
+    };
+    let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
+    let passed = between(hook, "\nPASSED = RANKS + SIZES + (", ")");
+    let passed = passed.split('"').skip(1).step_by(2);
+    assert_eq!(BTreeSet::from_iter(passed), ours);
+    let hook = include_str!("../../../etc/enroot/hooks.d/50-mpsd.sh");
+    let passed = between(hook, "\nfor name in ", "; do").split_whitespace();
+    let passed = passed.filter(|word| *word != "\\");
+    // It has a meaning for a later job alone.
+    assert!(ours.remove(DEVICES));
+    assert_eq!(BTreeSet::from_iter(passed), ours);
 }
 
 #[test]

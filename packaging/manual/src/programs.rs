@@ -2,6 +2,9 @@
 
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
+use epilogue::Arguments as Epilogue;
+use mpsd::cli::programs::{Daemon, Probe};
+use prologue::Arguments as Prologue;
 
 pub struct Program {
     pub name: &'static str,
@@ -12,40 +15,27 @@ pub struct Program {
     pub prose: &'static str,
 }
 
+const MPSCTL: &str = include_str!("../../man/mpsctl.1");
+const PROBE: &str = include_str!("../../man/mps-probe.1");
+const PROLOGUE: &str = include_str!("../../man/mps-prologue.8");
+const EPILOGUE: &str = include_str!("../../man/mps-epilogue.8");
+const DAEMON: &str = include_str!("../../man/mpsd.8");
+
 /// All programs that are installed.
 pub fn all() -> [Program; 5] {
-    [
-        Program {
-            name: "mpsctl",
-            section: "1",
-            command: runner::command(),
-            prose: include_str!("../../man/mpsctl.1"),
-        },
-        Program {
-            name: "mps-probe",
-            section: "1",
-            command: mpsd::cli::programs::Probe::command(),
-            prose: include_str!("../../man/mps-probe.1"),
-        },
-        Program {
-            name: "mps-prologue",
-            section: "8",
-            command: prologue::Arguments::command(),
-            prose: include_str!("../../man/mps-prologue.8"),
-        },
-        Program {
-            name: "mps-epilogue",
-            section: "8",
-            command: epilogue::Arguments::command(),
-            prose: include_str!("../../man/mps-epilogue.8"),
-        },
-        Program {
-            name: "mpsd",
-            section: "8",
-            command: mpsd::cli::programs::Daemon::command(),
-            prose: include_str!("../../man/mpsd.8"),
-        },
-    ]
+    let all = [
+        ("mpsctl", "1", runner::command(), MPSCTL),
+        ("mps-probe", "1", Probe::command(), PROBE),
+        ("mps-prologue", "8", Prologue::command(), PROLOGUE),
+        ("mps-epilogue", "8", Epilogue::command(), EPILOGUE),
+        ("mpsd", "8", Daemon::command(), DAEMON),
+    ];
+    all.map(|(name, section, command, prose)| Program {
+        name,
+        section,
+        command,
+        prose,
+    })
 }
 
 pub fn completion(shell: Shell, program: &Program) -> Vec<u8> {

@@ -112,12 +112,8 @@ fn control(
     if !kept.is_empty() {
         fs::write(into.join("conffiles"), kept)?;
     }
-    for (name, mode) in [
-        ("postinst", 0o755),
-        ("prerm", 0o755),
-        ("postrm", 0o755),
-        ("triggers", 0o644),
-    ] {
+    for name in ["postinst", "prerm", "postrm", "triggers"] {
+        let mode = if name == "triggers" { 0o644 } else { 0o755 };
         let (from, to) = (recipe(name), into.join(name));
         if from.exists() {
             fs::copy(&from, &to)?;

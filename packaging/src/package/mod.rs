@@ -125,7 +125,7 @@ fn pack(options: &Options) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-pub fn notes() -> Result<String> {
+fn notes() -> Result<String> {
     let text = fs::read_to_string("CHANGELOG.md")?;
     let heading = format!("## [{VERSION}]");
     let after = text.split_once(&heading);

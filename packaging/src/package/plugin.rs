@@ -4,7 +4,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use object::read::elf::ElfFile64;
-use object::{Architecture, Object as _, ObjectSection as _, ObjectSymbol as _};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 const STAMP: &str = "plugin_version";
 
@@ -22,7 +22,7 @@ fn number(release: &str) -> Result<u32> {
 
 /// `plugin` with the stamp of `release`; nothing else is changed.
 pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
-    let (at, size) = Elf::parse(plugin)?.symbol(STAMP)?;
+    let (at, size) = symbol(&parsed(plugin)?, STAMP)?;
     if size != 4 {
         bail!("'{STAMP}' has {size} bytes, not 4");
     }
@@ -33,48 +33,37 @@ pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
     Ok(copy)
 }
 
-pub struct Elf<'a>(ElfFile64<'a>);
+pub fn parsed(bytes: &[u8]) -> Result<ElfFile64<'_>> {
+    ElfFile64::parse(bytes).context("not a 64-bit ELF file")
+}
 
-impl<'a> Elf<'a> {
-    pub fn parse(bytes: &'a [u8]) -> Result<Elf<'a>> {
-        let file = ElfFile64::parse(bytes);
-        Ok(Elf(file.context("not a 64-bit ELF file")?))
-    }
+fn symbol(elf: &ElfFile64<'_>, name: &str) -> Result<(usize, u64)> {
+    let mut symbols = elf.dynamic_symbols();
+    let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
+    let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
+    let section = symbol.section_index();
+    let section = section.context("a symbol without a section")?;
+    let section = elf.section_by_index(section)?;
+    let (start, _) = section.file_range().context("a section without bytes")?;
+    let within = symbol.address().checked_sub(section.address());
+    let at = start + within.context("a symbol before its section")?;
+    Ok((usize::try_from(at)?, symbol.size()))
+}
 
-    pub fn machine(&self) -> Architecture {
-        self.0.architecture()
-    }
-
-    fn symbol(&self, name: &str) -> Result<(usize, u64)> {
-        let mut symbols = self.0.dynamic_symbols();
-        let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
-        let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
-        let section = symbol.section_index();
-        let section = section.context("a symbol without a section")?;
-        let section = self.0.section_by_index(section)?;
-        let (start, _) = section.file_range().context("a section without bytes")?;
-        let within = symbol.address().checked_sub(section.address());
-        Ok((
-            usize::try_from(start + within.context("a symbol before its section")?)?,
-            symbol.size(),
-        ))
-    }
-
-    /// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol
-    /// Versioning").
-    pub fn wanted_versions(&self) -> Result<Vec<String>> {
-        let (endian, data, sections) = (self.0.endian(), self.0.data(), self.0.elf_section_table());
-        let mut versions = Vec::new();
-        if let Some((mut files, link)) = sections.gnu_verneed(endian, data)? {
-            let strings = sections.strings(endian, data, link)?;
-            while let Some((_, mut wanted)) = files.next()? {
-                while let Some(version) = wanted.next()? {
-                    versions.push(String::from_utf8(version.name(endian, strings)?.to_vec())?);
-                }
+/// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol
+/// Versioning").
+pub fn wanted_versions(elf: &ElfFile64<'_>) -> Result<Vec<String>> {
+    let (endian, data, sections) = (elf.endian(), elf.data(), elf.elf_section_table());
+    let mut versions = Vec::new();
+    if let Some((mut files, link)) = sections.gnu_verneed(endian, data)? {
+        let strings = sections.strings(endian, data, link)?;
+        while let Some((_, mut wanted)) = files.next()? {
+            while let Some(version) = wanted.next()? {
+                versions.push(String::from_utf8(version.name(endian, strings)?.to_vec())?);
             }
         }
-        Ok(versions)
     }
+    Ok(versions)
 }
 
 /// `GLIBC_2.28` as numbers; `None` for another library or a private version.

@@ -7,9 +7,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
 use fs_err::os::unix::fs::symlink;
+use object::Object as _;
 
 use super::layout::{self, Entry};
-use super::plugin::{self, Elf, glibc};
+use super::plugin::{self, glibc};
 use super::programs::{Built, GLIBC, Machine};
 use crate::cargo;
 use crate::files::list;
@@ -104,11 +105,11 @@ fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
 
 /// The packages depend on no library but RHEL 8's C library, and have no other machine's code.
 fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
-    let elf = Elf::parse(bytes)?;
-    if elf.machine() != machine.elf() {
+    let elf = plugin::parsed(bytes)?;
+    if elf.architecture() != machine.elf() {
         bail!("'{name}' is not built for {}", machine.name());
     }
-    let versions = elf.wanted_versions()?;
+    let versions = plugin::wanted_versions(&elf)?;
     if let Some(other) = versions.iter().find(|version| glibc(version).is_none()) {
         bail!("'{name}' needs {other}: allowed is the C library alone, and of it what is public");
     }
