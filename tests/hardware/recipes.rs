@@ -1,4 +1,4 @@
-//! Four ranks of a job on one GPU, for each recipe whose Python packages this machine has.
+//! Each recipe whose Python packages this machine has, as four ranks of a job on one GPU.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -361,6 +361,11 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
             2,
             "status 0\n",
         ),
+        ("\"FAIL  no '/etc/slurm/x.conf'\"", 2, "status 0\n"),
+        ("'FAIL  no scontrol: exec in mpsd.toml'", 2, "status 0\n"),
+        ("'FAIL  PrologFlags has RunInJob'", 2, "status 0\n"),
+        ("'FAIL  GresTypes has no gpu'", 2, "status 0\n"),
+        ("'FAIL  PrologEpilogTimeout is 9 s'", 2, "status 0\n"),
         (
             "'WARN  a' 'FAIL  b: restart slurmd' 'FAIL  no daemon' 'FAIL  c'",
             2,
@@ -375,6 +380,13 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
         let ran = finish(command.env("MPSCTL", &mpsctl));
         assert_eq!(ran.out, outcome, "{text} {code}");
     }
+    let page = include_str!("../../docs/operations.md");
+    let check = fs::read_to_string(example("mpsd.nhc")).expect("the example");
+    let left_out = check
+        .split_once("grep -v '")
+        .and_then(|(_, rest)| rest.split('\'').next());
+    let left_out = left_out.expect("what it leaves out");
+    assert!(page.contains(left_out), "operations.md leaves out the same");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn record(world: &SharedWorld, scenario: &Scenario) -> Record {
     world.borrow().record(&scenario.id()).expect("a record")
 }
 
-/// Whoever waits for the start.
+/// Under each way to wait for the start.
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);

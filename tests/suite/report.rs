@@ -116,6 +116,10 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     ] {
         text.prints(line);
     }
+    let file = place.path("report");
+    fs::write(&file, &text.out).expect("the report");
+    let explained = place.mpsctl(&["explain", &file.display().to_string()]);
+    explained.ok().prints("a fatal GPU error");
     assert_eq!(report(&place, &["--since", "1h"]).out, text.out);
     report(&place, &["--since", "0s"]).prints_nothing();
     report(&place, &["401.srv"]).exits(1);

@@ -61,7 +61,7 @@ mod tests {
         // If other nodes have no daemon, tasks there have nothing to attach to.
         let alone = decide(missing(true), false, Warn).unwrap_err();
         assert_eq!(alone.exit_code(), 1);
-        // A sister has nobody to tell, and takes nobody out of service.
+        // No user reads what a sister node says, and it is not drained for a request.
         let failure = decide(missing(false), true, Refuse).unwrap_err();
         assert!(
             matches!(&failure, Failure::Fault(fault) if !fault.drains()),

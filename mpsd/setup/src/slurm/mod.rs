@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 
 /// Where the package puts the plugin for each release.
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
-/// Of a file of ours. What it says is written only if it differs: the file's time tells when slurmd
-/// must have begun.
+/// The mode of our files. A file that is right already is not written again: its time tells whether
+/// slurmd has begun since.
 const MODE: u32 = 0o644;
 const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack when it starts";
 
@@ -374,7 +374,7 @@ fn leave(home: &Path) -> Result<VerbReport> {
     if our_line(home).is_some_and(|line| line.trim_start().starts_with(required)) {
         let text = text.replacen(required, optional, 1);
         let about = format!(" with '{optional}': without the plugin '{required}' fails every job");
-        report.write(home, text.as_bytes(), 0o644, &about)?;
+        report.write(home, text.as_bytes(), MODE, &about)?;
     }
     report.did(format!(
         "'{}' stays, because other hosts may share it: once no host has a job with MPS, remove it by 'mpsctl slurm disable' on one; \
