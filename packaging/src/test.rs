@@ -49,7 +49,7 @@ here   | doc         |             | cargo doc, warnings are errors | doc --lock
 beside | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
 beside | aarch64     |             | builds what is shipped for aarch64 |
 beside | deny        |             | licences, sources and versions of the dependencies |
-beside | packages    | build       | the packages, on systems that boot | test --locked --workspace --test packages
+beside | packages    | setup build | the packages, on systems that boot | test --locked --workspace --test packages
 beside | arm64-unit  |             | unit tests for aarch64, by an emulator |
 beside | vm          | build       | cells on a machine of their own, with cgroup v2 alone |
 beside | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |

@@ -18,7 +18,9 @@ use nix::unistd::geteuid;
 use setup::ADMIN_VERBS;
 use setup::CheckLine::{self, Fail, Pass, Warn};
 use setup::SetupContext;
-use setup::node_check::{has_gpu, is_booted, node_check, textfile, unless_proved};
+use setup::node_check::{
+    has_gpu, is_booted, node_check, offered_without_gpu, textfile, unless_proved,
+};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
@@ -32,6 +34,9 @@ pub struct Doctor {
     /// Print only what is not OK
     #[arg(long)]
     problems: bool,
+    /// Leave out what an edit of mpsd.toml or of the scheduler's files mends, often for all nodes
+    #[arg(long)]
+    own: bool,
     /// One JSON object: the worst status, and the status and text of each finding
     #[arg(long)]
     json: bool,
@@ -51,16 +56,45 @@ impl Doctor {
     }
 }
 
-pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
+impl Doctor {
+    pub fn check(&self, node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
+        let config = config(node, context);
+        if self.own && config.is_wrong() {
+            let why = "mpsd.toml cannot be used: the rest of this node was not checked";
+            return vec![Warn(why.to_owned())];
+        }
+        let mut shared = vec![config];
+        if has_gpu(context) {
+            shared.push(node_places::length(&context.settings.paths));
+        }
+        shared.extend(schedulers(node, context));
+        // Also without a GPU: the node may have lost its only one.
+        shared.retain(|line| !self.own || *line == offered_without_gpu());
+        let mut all = [shared, own(node, context)].concat();
+        // Slurm's line and PBS name some of our programs again.
+        let mut told = HashSet::new();
+        all.retain(|line| told.insert(line.to_string()));
+        all
+    }
+}
+
+/// The line of mpsd.toml.
+fn config(node: &str, context: &SetupContext<'_>) -> CheckLine {
     // If there is no file, this program has the defaults, and jobs with MPS fail.
     let file = context.config.unwrap_or(Path::new(DEFAULT_PATH));
     let broken = context.broken.clone();
     let broken = broken.or_else(|| Settings::load(file, node).err().map(Failure::from));
-    let mut all = vec![match broken {
+    match broken {
         None => Pass("mpsd.toml can be used".to_owned()),
         Some(broken) => CheckLine::unusable_config(&broken),
-    }];
-    all.extend(PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)));
+    }
+}
+
+/// The node's programs, GPUs and directories, and what jobs left.
+fn own(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
+    let mut all = Vec::from(
+        PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)),
+    );
     all.extend(node_check(context, || {
         let config = context.config.unwrap_or(Path::new(DEFAULT_PATH));
         nvml(&context.programs.join("mpsd"), &context.settings, config)
@@ -76,11 +110,7 @@ pub(super) fn check(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         )),
         false => {}
     }
-    all.extend(schedulers(node, context));
     all.extend((context.standing)(&context.settings));
-    // Slurm's line and PBS name some of our programs again.
-    let mut told = HashSet::new();
-    all.retain(|line| told.insert(line.to_string()));
     all
 }
 

@@ -1,7 +1,7 @@
 //! The command line of `mpsctl`.
 
 use super::attach::{self, Caller};
-use super::doctor::{self, Doctor};
+use super::doctor::Doctor;
 use super::env::{Env, Shell};
 use super::examples;
 use super::exec::Exec;
@@ -301,7 +301,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             }
             let node = host_or(verb.node.as_ref());
             with_context(config, &node, |context| {
-                Ok(verb.print(&doctor::check(&node, context)))
+                Ok(verb.print(&verb.check(&node, context)))
             })
         }
         Verb::Explain(verb) => print(&verb.run(json)?),

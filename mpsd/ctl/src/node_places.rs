@@ -17,11 +17,11 @@ const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
-/// Checks the length of a pipe directory's path, and who may pass and change our directories.
-pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
+/// Checks the length of a pipe directory's path.
+pub(super) fn length(paths: &Paths) -> CheckLine {
     let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
-    let length = match longest <= LONGEST_PIPE {
+    match longest <= LONGEST_PIPE {
         true => Pass(format!(
             "pipe directories below '{run}' are short enough for the vendor"
         )),
@@ -29,9 +29,13 @@ pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
             "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
              {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
         )),
-    };
-    let mut all = vec![length];
-    all.extend(directories::run(paths).map(|one| one.map_or_else(Fail, Pass)));
+    }
+}
+
+/// Checks who may pass and change our directories.
+pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
+    let run = directories::run(paths).map(|one| one.map_or_else(Fail, Pass));
+    let mut all: Vec<CheckLine> = run.into_iter().collect();
     all.push(directories::state(paths).map_or_else(Warn, Pass));
     all
 }
