@@ -192,7 +192,7 @@ pub fn slurm() -> Result<()> {
         fs::set_permissions(POLICY, Permissions::from_mode(0o755))?;
     }
     let installed = step("installing Slurm and munge", || {
-        packages("slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge")
+        packages("slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge python3")
     });
     if own_policy {
         fs::remove_file(POLICY)?;

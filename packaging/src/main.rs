@@ -36,7 +36,7 @@ enum Verb {
     },
     /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
     Demo,
-    /// Run everything that CI runs, or single stages of it.
+    /// Run all tests, or single stages
     Test(test::Options),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at
     /// the end

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that CI runs, stage by stage; `cargo xtask test STAGE...`: these
+//! `cargo xtask test`: what CI's main job runs, stage by stage; `cargo xtask test STAGE...`: these
 //! alone.
 
 use std::path::Path;
@@ -39,7 +39,7 @@ const STAGES: &str = "\
 first  | setup       |             | installs Slurm and munge where they are missing |
 first  | fmt         |             | cargo fmt --check | fmt --all --check
 first  | build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
-here   | unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
+here   | unit        | build       | the unit tests of all crates, and what the plugin exports | test --locked --workspace --lib --bins --test abi
 here   | mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
 here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
@@ -77,7 +77,7 @@ fn stages() -> impl Iterator<Item = Stage> {
     })
 }
 
-/// Runs everything that CI runs, or these stages and what they need.
+/// Runs all, or these stages and what they need.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Name the stages and run none

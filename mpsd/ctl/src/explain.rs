@@ -455,6 +455,27 @@ mod tests {
             ("error code 46", "GPU busy"),
             ("error: 46", "GPU busy"),
             (
+                "client 24587 got no context; 48 others had one",
+                "a client without a context",
+            ),
+            (
+                " on Pe 8 (node17 device 0 pci 0:7:0): out of memory",
+                "out of memory under a limit",
+            ),
+            (
+                "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
+                "out of memory under a limit",
+            ),
+            (
+                "CUDA backend failed to initialize: INTERNAL: no supported devices found for platform CUDA.",
+                "out of memory under a limit",
+            ),
+            (
+                "openmm.OpenMMException: Illegal value for DeviceIndex: 1",
+                "a rank's number is no GPU's",
+            ),
+            ("but torch.cuda.is_available() is False", "0 clients"),
+            (
                 "OS call failed or operation not supported on this OS",
                 "wrong pid namespace",
             ),

@@ -37,11 +37,15 @@ const TURN: Duration = Duration::from_millis(500);
 /// Part of a failed command's output that is searched, bytes.
 const SEARCHED: u64 = 64 << 10;
 /// What programs write that found no memory on a GPU, in small letters: CUDA's names for error 2,
-/// PyTorch, JAX.
-const NO_MEMORY: [&str; 3] = [
+/// PyTorch, JAX, LAMMPS, OpenMM.
+const NO_MEMORY: [&str; 7] = [
     "out of memory",
     "out_of_memory",
     "cudaerrormemoryallocation",
+    "no supported devices found for platform cuda",
+    "cuda memory space failed to allocate",
+    "insufficient memory on accelerator",
+    "no compatible cuda device is available",
 ];
 const USUAL_SHELL: &str = "/bin/sh";
 /// The command's number, as GNU parallel tells it.
