@@ -94,6 +94,7 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
 /// A page as it lies among all others in one folder.
 fn page(text: &str) -> String {
     text.replace("](../THREAT-MODEL.md", "](THREAT-MODEL.md")
+        .replace("](../CHANGELOG.md", "](CHANGELOG.md")
         .replace("](docs/", "](")
 }
 

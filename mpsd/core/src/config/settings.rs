@@ -128,7 +128,7 @@ settings! {
         /// scheduler, else the host's. Use it if several nodes run on one host. Change run_dir only
         /// on a node without jobs ('mpsctl idle'): the epilogue of a running job would not find its
         /// MPS, and only 'mpsctl reconcile' would take it down. Change it in
-        /// /etc/profile.d/mpsd.{sh,csh} too, and add a new run_dir or state_dir to ReadWritePaths
+        /// /etc/profile.d/mpsd* too, and add a new run_dir or state_dir to ReadWritePaths
         /// of mpsd-boot, mpsd-reconcile and mpsd-metrics.service ('systemctl edit'). A new state_dir
         /// has none of the earlier drains and reports.
         run_dir: PathBuf = "/run/mpsd".into();
