@@ -15,6 +15,7 @@ const HEAD: &str = "\
 # config show --node NAME' shows the values in force on a node, and their lines. A change takes effect with the next job;
 # a running job keeps its settings, except for run_dir.
 #
+# Keys without a table stand above [defaults], and each table stands once.
 # A job's request comes first, then the last [[node]] section that fits, then the keys outside of sections. [ceilings]
 # limits all of them.
 ";

@@ -40,6 +40,11 @@ pub(super) fn read_despite_errors(text: &str, node: &str) -> Settings {
 /// the parser guesses at a type, and knows none.
 fn of_value(error: &toml::de::Error, text: &str) -> ConfigError {
     let error = ConfigError::toml(error, 0..0);
+    if error.is_double() {
+        let name = text.get(error.span.clone()).unwrap_or_default();
+        let why = format!("duplicate key '{name}': each key and each [table] stands once");
+        return ConfigError::at(error.span, why);
+    }
     let before = text.get(..error.span.start).unwrap_or_default();
     let (above, line) = before.rsplit_once('\n').unwrap_or(("", before));
     let table = |line: &'_ str| Some(line.trim().strip_prefix('[')?.split(']').next()?.to_owned());
@@ -199,13 +204,20 @@ impl<'a> Reader<'a> {
 }
 
 fn meant(section: &Section, name: &str) -> Option<String> {
-    let here = nearest(name, known(section));
+    let here = nearest(name, known(section)).map(|key| format!("'{key}'"));
     let elsewhere = || {
         let rows = || SECTIONS.iter().flat_map(|section| section.rows);
         let key = nearest(name, rows().map(|row| row.key))?;
-        Some(rows().find(|row| row.key == key)?.name)
+        let name = rows().find(|row| row.key == key)?.name;
+        // Such a key has no section: it looks as it was written.
+        let place = if name == key {
+            " above the first [table]"
+        } else {
+            ""
+        };
+        Some(format!("'{name}'{place}"))
     };
-    here.or_else(elsewhere).map(|key| format!("'{key}'"))
+    here.or_else(elsewhere)
 }
 
 fn known(section: &Section) -> Vec<&'static str> {

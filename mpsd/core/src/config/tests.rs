@@ -187,7 +187,9 @@ fn an_error_names_file_line_column_and_what_is_known() {
         [[node]]|hosts = "a"|[[node.node]]|hosts="b" -> 3:1: a [[node]] section within another
         [[node]]|product = "NVIDIA H200" -> 1:1: a [[node]] section needs hosts
         [[node]]|hosts = "a"|product = "NVIDIA H200" -> 3:1: unknown key 'product'
-        max_clients = 4|max_clients = 5 -> 2:1: duplicate key
+        max_clients = 4|max_clients = 5 -> 2:1: duplicate key 'max_clients': each key and each [table] stands once
+        [slurm]|[pbs]|[slurm] -> 3:2: duplicate key 'slurm':
+        [slurm]|compute_mode = "keep" -> 2:1: unknown key 'compute_mode' (did you mean 'compute_mode' above the first [table]?)
         a b -> 1:3:
         deadline_s = twenty -> 1:14: deadline_s: invalid boolean, expected 'true'; allowed: as in 'deadline_s = 20'
         compute_mode = keep -> 1:16: compute_mode: string values must be quoted, expected literal string; allowed: as in 'compute_mode = "exclusive"'
