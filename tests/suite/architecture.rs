@@ -386,7 +386,7 @@ fn each_key_of_mpsd_toml_is_read_by_a_program() {
     for section in SECTIONS {
         // `rule` is the table of a function that has nothing else of the settings.
         let of: &[&str] = match section.name {
-            "" => &["settings", "self"],
+            "" => &["settings", "in_force", "self"],
             name => &[name, "rule"],
         };
         for row in section.rows {
