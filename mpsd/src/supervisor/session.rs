@@ -97,9 +97,18 @@ mod tests {
         let hangs = |limit| {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("control");
-            std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(&program, mode).unwrap();
+            // Written by another process: a fork of another test would keep it open for writing, and
+            // such a file cannot be run.
+            let write = "printf '#!/bin/sh\nexec sleep 60\n' >\"$0\" && chmod 755 \"$0\"";
+            let mut shell = std::process::Command::new("/bin/sh");
+            assert!(
+                shell
+                    .args(["-c", write])
+                    .arg(&program)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
             say(&program, &Daemon::default(), "get_server_list\n", limit).unwrap_err()
         };
         let line = "there was no time left to ask 'get_server_list'";
