@@ -34,7 +34,7 @@ enum Verb {
         #[arg(long)]
         arm64: bool,
     },
-    /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
+    /// Show one MPS job on a throw-away Slurm of two nodes with simulated GPUs.
     Demo,
     /// Run all tests, or single stages
     Test(test::Options),
