@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use crate::job::{ACCOUNT, Order, PLAIN};
 use crate::load::{self, BY_BLOCK, BY_RANK, Dynamics, FIRST, Load, Program, Sweep};
-use crate::runner::Step::{
-    Attached, Begin, Do, End, Ended, Loads, Only, Pause, RunsOn, Sides, Slurm, Start, Sweeps,
-};
-use crate::runner::{Case, Clients, Step, Work};
-use crate::scenes::{self, BESIDE, CROWD, EACH_MIB, MORE, MOST, OVER, SEEN, YOUNGEST};
+use crate::runner::Step::{Begin, Do, End, Loads, Only, Sides, Slurm, Sweeps};
+use crate::runner::{Case, Step};
+use crate::scenes::{self, MOST};
 use crate::slurm::{all_gpus, nothing_left, one_gpu, two_gpus};
 use crate::times::{self, BEGIN, By, END, Nvml, Ratio, Side, ratio};
 use crate::{auto, programs, recipes, report, shared, site::Run, timeline};
@@ -67,21 +65,6 @@ pub const CASES: &[Case] = &[
         WHOLE,
         "MPS on MIG devices, where the machine has some: documented and not verified",
         &[Do(scenes::mig)],
-    ),
-    case(
-        "seen",
-        WHOLE,
-        "What status, report and explain show of killed, refused and abandoned clients",
-        &[
-            Begin(Order::new(SEEN, ACCOUNT)),
-            Start(crowd(CROWD, 8)),
-            Attached(SEEN, "eight clients", 8),
-            Do(scenes::shown),
-            Attached(SEEN, "one client killed", 7),
-            Start(crowd(MORE, MOST - 7)),
-            Attached(SEEN, "a full GPU", MOST),
-            Do(scenes::reported),
-        ],
     ),
     case(
         "contract",
@@ -214,45 +197,7 @@ pub const CASES: &[Case] = &[
         "Reports of wasteful jobs, what their advice brings, what measuring costs (4 minutes)",
         &[Do(report::wastes), Do(report::cost)],
     ),
-    case(
-        "memory",
-        ONE,
-        "A job over its memory together, in an MPS that another job shares (1 minute)",
-        &[
-            Only(scenes::has_cgroups),
-            Begin(shares(OVER, "MPS=true,MPS_MEM=job=8G")),
-            Begin(shares(BESIDE, "MPS=true,MPS_MEM=16G")),
-            Start(holds("the job's first client", OVER, EACH_MIB)),
-            Start(holds("the job's second client", OVER, EACH_MIB)),
-            Start(holds("the other job's older client", BESIDE, 12_000)),
-            Start(holds(YOUNGEST, OVER, EACH_MIB)),
-            Start(holds("the other job's younger client", BESIDE, 12_000)),
-            // Two looks of mpsd and NVIDIA's own time.
-            Ended(YOUNGEST, 1, Some(5000.0)),
-            // Time in which another client would be ended too.
-            Pause(Duration::from_secs(4)),
-            RunsOn("the job's first client"),
-            RunsOn("the job's second client"),
-            RunsOn("the other job's older client"),
-            RunsOn("the other job's younger client"),
-            Do(scenes::held),
-            Ended("the job's first client", 0, None),
-            Ended("the job's second client", 0, None),
-            Ended("the other job's older client", 0, None),
-            Ended("the other job's younger client", 0, None),
-            Do(scenes::told),
-        ],
-    ),
 ];
-
-const fn crowd(who: &'static str, count: usize) -> Clients {
-    Clients {
-        who,
-        job: SEEN,
-        count,
-        work: Work::new(0.0, 90.0),
-    }
-}
 
 const ON_ALL_GPUS: Order = Order {
     all_gpus: true,
@@ -263,29 +208,6 @@ const fn of_ranks(id: &'static str, account: &'static str) -> Order {
     Order {
         tasks: programs::RANKS,
         ..Order::new(id, account)
-    }
-}
-
-const fn shares(id: &'static str, account: &'static str) -> Order {
-    const SETTINGS: &str = "shared_gpus = true\nmemory_over_limit = \"terminate\"\n";
-    Order {
-        settings: SETTINGS,
-        in_cgroup: true,
-        ..Order::new(id, account)
-    }
-}
-
-/// One client that runs longer than all looks at it.
-const fn holds(who: &'static str, job: &'static str, memory_mib: u64) -> Clients {
-    Clients {
-        who,
-        job,
-        count: 1,
-        work: Work {
-            memory_mib,
-            attached: true,
-            ..Work::new(0.0, 30.0)
-        },
     }
 }
 

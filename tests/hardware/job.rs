@@ -6,11 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use ::tests::child::{self, Ran, Running};
-use ::tests::place::own_cgroup;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::runner::{PROGRAM, Work};
@@ -33,8 +31,6 @@ pub struct Order {
     pub all_gpus: bool,
     /// Its tasks, as Torque tells them in the environment; zero: not told.
     pub tasks: u32,
-    /// Its clients are in a cgroup of the job, as under a mom.
-    pub in_cgroup: bool,
 }
 
 impl Order {
@@ -45,7 +41,6 @@ impl Order {
             settings: "",
             all_gpus: false,
             tasks: 0,
-            in_cgroup: false,
         }
     }
 }
@@ -62,7 +57,6 @@ pub struct Job<'a> {
     /// The programs of the build before.
     pub before: bool,
     tasks: u32,
-    cgroup: Option<Cgroup>,
     open: Cell<bool>,
 }
 
@@ -80,7 +74,6 @@ impl<'a> Job<'a> {
             config: configure(place, "")?,
             before: false,
             tasks: 0,
-            cgroup: None,
             open: false.into(),
         })
     }
@@ -96,9 +89,6 @@ impl<'a> Job<'a> {
         if order.tasks > 0 {
             job.nodes = format!("nodes=1:ppn={}:gpus=1", order.tasks);
             job.tasks = order.tasks;
-        }
-        if order.in_cgroup {
-            job.cgroup = Some(Cgroup::make(order.id)?);
         }
         job.under(order.settings)
     }
@@ -169,35 +159,12 @@ impl<'a> Job<'a> {
         Ok(env)
     }
 
-    /// What root's `mpsctl` says.
-    pub fn mpsctl(&self, words: &[&str]) -> Result<Ran> {
-        let mut command = Command::new(self.place.staged("mpsctl")?);
-        command.arg("--config").arg(&self.config).args(words);
-        child::run(&mut command, "", PROGRAM)
-    }
-
     /// `mpsctl` as the user in a task of the job. Its environment has only `env` and the job's id.
     pub fn user_mpsctl(&self, mut env: BTreeMap<String, String>) -> Result<Command> {
         env.insert("PBS_JOBID".into(), self.id.clone());
         let mut command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
         command.arg("--config").arg(&self.config);
         Ok(command)
-    }
-
-    pub fn status(&self) -> Result<Value> {
-        let ran = self.mpsctl(&["status", &self.id, "--json"])?;
-        let status: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
-        Ok(status["jobs"][0].clone())
-    }
-
-    /// The pids of the clients in its status.
-    pub fn clients(&self) -> Result<Vec<u64>> {
-        let status = self.status()?;
-        let gpus = status["gpus"].as_array().into_iter().flatten();
-        let clients = gpus.filter_map(|gpu| gpu["clients"].as_array()).flatten();
-        Ok(clients
-            .filter_map(|client| client["pid"].as_u64())
-            .collect())
     }
 
     /// Starts clients of `cuda-load`.
@@ -211,32 +178,9 @@ impl<'a> Job<'a> {
         let start = |_| {
             let mut command = self.place.as_user(&program, &env);
             command.args(options.split(' '));
-            let client = self.inside(|| Running::start(&mut command, ""))?;
-            if work.attached {
-                self.wait_for(&client)?;
-            }
-            Ok(client)
+            Running::start(&mut command, "")
         };
         (0..count).map(start).collect()
-    }
-
-    fn wait_for(&self, client: &Running) -> Result<()> {
-        let pid = client.pid();
-        let is_there = || {
-            self.clients()
-                .is_ok_and(|pids| pids.contains(&u64::from(pid)))
-        };
-        let came = || is_there() || !child::alive(pid);
-        let came = child::until(PROGRAM / 4, Duration::from_millis(100), came)?;
-        ensure!(came, "client {pid} does not attach");
-        Ok(())
-    }
-
-    fn inside<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        match &self.cgroup {
-            Some(cgroup) => within(&cgroup.0, work),
-            None => work(),
-        }
     }
 
     /// What NVIDIA's daemon answers one of its clients.
@@ -252,17 +196,6 @@ impl<'a> Job<'a> {
         let journal: Value = serde_json::from_str(&journal)?;
         let pid = journal["supervisor"]["pid"].as_i64();
         pid.context("no mpsd in the journal")
-    }
-
-    /// The name and the text of each of NVIDIA's logs of the job.
-    pub fn logs(&self) -> Result<Vec<(String, String)>> {
-        let log = fs::read_dir(self.directory().join("log"))?.flatten();
-        let files = log.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
-        let read = |file: fs::DirEntry| {
-            let text = String::from_utf8_lossy(&fs::read(file.path())?).into_owned();
-            Ok((file.file_name().to_string_lossy().into_owned(), text))
-        };
-        files.map(read).collect()
     }
 
     fn directory(&self) -> PathBuf {
@@ -290,30 +223,6 @@ pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     );
     fs::write(&file, text)?;
     Ok(file)
-}
-
-/// A cgroup for a job's clients, with the name that Torque's mom gives it.
-#[derive(Debug)]
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn make(id: &str) -> Result<Self> {
-        let top = own_cgroup().context("this machine has no writable cgroup hierarchy")?;
-        let own = Self(top.join("torque").join(id));
-        fs::create_dir_all(&own.0)?;
-        Ok(own)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // The kernel counts a process that was just collected for a moment.
-        let every = Duration::from_millis(20);
-        let _ = child::until(PROGRAM / 30, every, || fs::remove_dir(&self.0).is_ok());
-        for above in self.0.ancestors().skip(1).take(2) {
-            let _ = fs::remove_dir(above);
-        }
-    }
 }
 
 /// Does `work` in this cgroup.

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ::tests::child::{self, Ran, Running};
+use ::tests::child::{self, Ran};
 use ::tests::slurm::{Bed, Options, User};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -24,7 +24,6 @@ use crate::times::{Ratio, Side};
 
 /// Longest time for a client or a program of ours.
 pub const PROGRAM: Duration = Duration::from_secs(60);
-const OFTEN: Duration = Duration::from_millis(100);
 
 pub struct Case {
     /// Its word on the command line.
@@ -39,14 +38,6 @@ pub struct Case {
 pub enum Step {
     Begin(Order),
     End(&'static str),
-    Start(Clients),
-    /// Clients of this name have ended with this exit code within these milliseconds.
-    Ended(&'static str, i32, Option<f64>),
-    /// A client of this name still runs.
-    RunsOn(&'static str),
-    /// `mpsctl status` of a job has so many clients.
-    Attached(&'static str, &'static str, usize),
-    Pause(Duration),
     /// A real Slurm, until the case has ended.
     Slurm(fn(&Run) -> Options),
     /// The case ends here if the machine lacks what the rest needs.
@@ -57,15 +48,6 @@ pub enum Step {
     Do(fn(&mut Scene<'_>) -> Result<()>),
 }
 
-/// Processes of `cuda-load` in a job.
-#[derive(Clone, Copy)]
-pub struct Clients {
-    pub who: &'static str,
-    pub job: &'static str,
-    pub count: usize,
-    pub work: Work,
-}
-
 #[derive(Clone, Copy)]
 pub struct Work {
     /// From the start until it counts, and for how long, seconds.
@@ -73,8 +55,6 @@ pub struct Work {
     pub seconds: f64,
     pub blocks: u32,
     pub memory_mib: u64,
-    /// The next step waits until the job's status has the client.
-    pub attached: bool,
 }
 
 impl Work {
@@ -84,7 +64,6 @@ impl Work {
             seconds,
             blocks: 1,
             memory_mib: 0,
-            attached: false,
         }
     }
 }
@@ -108,18 +87,13 @@ pub fn counted(said: &str) -> Vec<Counted> {
         .collect()
 }
 
-/// Dropped in this order: clients, jobs, Slurm.
+/// Dropped in this order: jobs, Slurm.
 pub struct Scene<'a> {
     pub run: &'a Run,
     pub section: &'a mut Section,
     pub home: PathBuf,
-    clients: Vec<(&'static str, Running)>,
     jobs: Vec<Rc<Job<'a>>>,
     pub dynamics: Option<Rc<Dynamics>>,
-    /// The last started client of each name.
-    pub pids: BTreeMap<&'static str, u32>,
-    /// What a case writes at its end.
-    pub kept: String,
     slurm: Option<(Rc<Bed>, User, Debs)>,
 }
 
@@ -141,11 +115,8 @@ fn steps(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
         run,
         section,
         home: home.clone(),
-        clients: Vec::new(),
         jobs: Vec::new(),
         dynamics: None,
-        pids: BTreeMap::new(),
-        kept: String::new(),
         slurm: None,
     };
     let done = scene.steps(case.steps);
@@ -172,16 +143,6 @@ impl<'a> Scene<'a> {
         match step {
             Step::Begin(order) => self.begin(order).map(drop),
             Step::End(id) => self.end(id).map(drop),
-            Step::Start(clients) => self.start(clients),
-            Step::Ended(who, code, within) => self.ended(who, *code, *within),
-            Step::RunsOn(who) => {
-                let mut all = self.clients.iter().filter(|(name, _)| name == who);
-                let runs = all.all(|(_, client)| child::alive(client.pid()));
-                self.section.check(format!("{who} runs on"), runs, "");
-                Ok(())
-            }
-            Step::Attached(id, what, count) => self.attached(id, what, *count),
-            Step::Pause(length) => child::pause(*length),
             Step::Slurm(options) => self.start_slurm(options(self.run)),
             Step::Only(_) => Ok(()),
             Step::Sides(sides, ratios) => self.sides(sides, self.run.pairs, ratios),
@@ -219,55 +180,6 @@ impl<'a> Scene<'a> {
         let job = self.jobs.iter().find(|job| job.id == id);
         job.cloned()
             .with_context(|| format!("no job '{id}' was begun"))
-    }
-
-    fn start(&mut self, clients: &Clients) -> Result<()> {
-        let job = self.job(clients.job)?;
-        let started = job.load(clients.count, &clients.work)?;
-        self.pids
-            .extend(started.iter().map(|client| (clients.who, client.pid())));
-        self.give(clients.who, started);
-        Ok(())
-    }
-
-    pub fn give(&mut self, who: &'static str, clients: Vec<Running>) {
-        self.clients
-            .extend(clients.into_iter().map(|client| (who, client)));
-    }
-
-    /// The clients of this name, that are no longer the runner's.
-    pub fn take(&mut self, who: &str) -> Vec<Running> {
-        let all = std::mem::take(&mut self.clients);
-        let (own, rest) = all.into_iter().partition(|(name, _)| *name == who);
-        self.clients = rest;
-        let own: Vec<(&str, Running)> = own;
-        own.into_iter().map(|(_, client)| client).collect()
-    }
-
-    fn ended(&mut self, who: &str, code: i32, within: Option<f64>) -> Result<()> {
-        for client in self.take(who) {
-            let ran = client.finish(PROGRAM)?;
-            let name = format!("{who} has ended with {code}");
-            self.section
-                .check(name, ran.code == Some(code), ran.story());
-            if let Some(most) = within {
-                let name = format!("{who}: ms until it has ended");
-                self.section.at_most(name, ran.ms(), most);
-            }
-        }
-        Ok(())
-    }
-
-    fn attached(&mut self, id: &str, what: &str, count: usize) -> Result<()> {
-        let job = self.job(id)?;
-        let mut seen = 0;
-        child::until(PROGRAM / 3, OFTEN * 2, || {
-            seen = job.clients().map_or(0, |clients| clients.len());
-            seen == count
-        })?;
-        self.section
-            .equal(format!("{what}: clients in the status"), &seen, &count);
-        Ok(())
     }
 
     /// The environment of a program in the user's home directory of this case.
