@@ -25,12 +25,7 @@ pub const GROUP: Group = Group {
             components_are_jobs_of_their_own,
             a_user_who_said_auto_reads_what_it_found_and_no_other,
             a_script_that_auto_gives_nothing_runs,
-            a_script_with_an_mps_of_its_own_has_that_alone,
-            programs_without_our_variables_or_without_a_number_run,
-            more_connections_than_a_gpu_has_leave_the_step_out,
-            every_task_reads_the_words_for_its_gpus_that_slurm_wrote,
             a_step_after_the_daemons_end_runs,
-            a_job_of_roots_runs,
         ],
     )
 };
@@ -293,69 +288,6 @@ fn unnoticed(cell: &Context, script: &str) -> Result<Vec<Record>> {
     Ok(all)
 }
 
-fn a_script_with_an_mps_of_its_own_has_that_alone(cell: &Context) -> Result<()> {
-    let (client, dir) = (cell.client("--hold 0.2"), cell.nodes.dir().display());
-    let control = format!("{dir}/$SLURMD_NODENAME/nvidia-cuda-mps-control");
-    let run = format!(
-        "({client}) & a=$!; ({client}) & b=$!; wait $a; wait $b\nsrun -n2 --overlap /bin/sh -c '{client}'"
-    );
-    let own = "d=$(mktemp -d); export CUDA_MPS_PIPE_DIRECTORY=$d CUDA_MPS_LOG_DIRECTORY=$d";
-    for first in ["", "echo quit | CONTROL || true\n"] {
-        let script =
-            format!("set -e\n{own}\n{first}CONTROL -d\n{run}\necho quit | CONTROL\nrm -r $d");
-        let all = unnoticed(cell, &script.replace("CONTROL", &control))?;
-        let is_own = |record: &Record| record.under_mps && record.job.is_none();
-        holds(all.len() == 4 && all.iter().all(is_own), &all)?;
-    }
-    Ok(())
-}
-
-fn programs_without_our_variables_or_without_a_number_run(cell: &Context) -> Result<()> {
-    let bare = cell.client("--hold 1").replacen("exec", "exec env -i", 1);
-    let clients = cell.client("--hold 1");
-    let many = format!("for i in $(seq 56); do ({clients}) & done; wait");
-    let all = unnoticed(
-        cell,
-        &format!("srun -n4 --overlap /bin/sh -c '{bare}' & {many}"),
-    )?;
-    holds(
-        all.len() == 60 && all.iter().all(|record| !record.under_mps),
-        &all,
-    )
-}
-
-fn more_connections_than_a_gpu_has_leave_the_step_out(cell: &Context) -> Result<()> {
-    let client = cell.client("--hold 0.5");
-    for (connections, under_mps) in [(32, false), (8, true)] {
-        // Not in the script's text.
-        let name = "CUDA_DEVICE_MAX_\"\"CONNECTIONS";
-        let all = unnoticed(
-            cell,
-            &format!("export {name}={connections}\nsrun --overcommit -n8 /bin/sh -c '{client}'"),
-        );
-        let all = all?;
-        let right = |record: &Record| record.under_mps == under_mps;
-        holds(all.len() == 8 && all.iter().all(right), &all)?;
-    }
-    Ok(())
-}
-
-fn every_task_reads_the_words_for_its_gpus_that_slurm_wrote(cell: &Context) -> Result<()> {
-    let words = |partition: &str| {
-        let srun = format!("srun -p {partition} -w node1 -n4 --overcommit --gres=gpu:2");
-        let done = cell
-            .run(&srun, "echo $CUDA_VISIBLE_DEVICES ${MPSD_JOB:+mps}")?
-            .success()?;
-        Ok::<_, anyhow::Error>(done.stdout)
-    };
-    let (without, with) = (words("main")?, words("auto")?);
-    ensure!(
-        without == "0,1\n".repeat(4) && with == "0,1 mps\n".repeat(4),
-        "{without}{with}"
-    );
-    Ok(())
-}
-
 fn a_step_after_the_daemons_end_runs(cell: &Context) -> Result<()> {
     let srun = "srun -n4 --overcommit /bin/sh -c";
     let client = cell.client("--hold 0.1");
@@ -365,10 +297,4 @@ fn a_step_after_the_daemons_end_runs(cell: &Context) -> Result<()> {
         all.len() == 4 && all.iter().all(|record| !record.under_mps),
         &all,
     )
-}
-
-fn a_job_of_roots_runs(cell: &Context) -> Result<()> {
-    let said = cell.root("srun -p auto -w node1 -n4 --overcommit --gres=gpu:2 /bin/echo runs")?;
-    ensure!(said.trim() == ["runs"; 4].join("\n"), "{said}");
-    Ok(())
 }

@@ -21,7 +21,6 @@ pub const GROUP: Group = Group {
         cells![
             two_jobs_have_a_daemon_and_a_gpu_each,
             a_cancelled_job_leaves_nothing,
-            a_job_submitted_by_a_job_has_nothing_of_it,
             a_batch_job_without_environment_has_its_mps,
             steps_at_once_share_their_jobs_daemons,
             steps_that_ask_at_once_have_a_daemon_each,
@@ -110,35 +109,6 @@ fn a_cancelled_job_leaves_nothing(cell: &Context) -> Result<()> {
     cell.wait("the client", || Ok(cell.output(job).ends_with("}\n")))?;
     cell.run(&format!("scancel {job}"), "")?.success()?;
     cell.bed.wait_job(job, &["CANCELLED"], LIMIT).map(drop)
-}
-
-/// On the same node: the second job outlives the first job's epilogue.
-fn a_job_submitted_by_a_job_has_nothing_of_it(cell: &Context) -> Result<()> {
-    let (first, second) = (cell.client("--hold 0.1"), cell.client("--hold 4"));
-    let submit = "sbatch --parsable -w node1 --gres=gpu:1 --output=second.out --wrap";
-    let script = format!("{submit} '{second}'\n({first})\nsleep 1");
-    let (_, said) = cell.batch("--mps -w node1 --gres=gpu:1", &script)?;
-    let inner: u32 = said
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .parse()
-        .with_context(|| said.clone())?;
-    let state = cell.bed.job_state(inner)?;
-    ensure!(state == "RUNNING", "the inner job is {state}");
-    cell.bed.wait_job(inner, &["COMPLETED"], LIMIT)?;
-    let outer = records(&said)?;
-    check_daemons(&outer, cell.user.uid, 1)?;
-    let file = cell.bed.home(&cell.user).join("second.out");
-    let inner = records(&std::fs::read_to_string(&file)?)?;
-    std::fs::remove_file(file)?;
-    let [inner] = &inner[..] else {
-        bail!("one record expected: {inner:?}")
-    };
-    holds(
-        !inner.under_mps && inner.pipe_directory.is_none() && inner.job.is_none(),
-        inner,
-    )
 }
 
 /// With `--export=NONE` the batch step does not get the option.

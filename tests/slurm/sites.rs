@@ -50,13 +50,7 @@ pub const CONTAINER: Group = Group {
         bed.options_mut().job_container_lines = vec!["AutoBasePath=true".into(), base];
         Simulated::install(bed, "", |node| node)
     },
-    ..Group::new(
-        "job_container",
-        cells![
-            a_job_with_a_private_tmp_has_its_mps,
-            a_step_finds_its_own_daemon
-        ],
-    )
+    ..Group::new("job_container", cells![a_step_finds_its_own_daemon])
 };
 
 /// Why the Slurm that runs lacks what came with this release.
@@ -127,15 +121,6 @@ fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()>
     let asked = [true, true, false, false, true, true, false, false];
     ensure!(under == asked, "under MPS: {under:?}, not {asked:?}");
     holds(records[0].sms > records[4].sms, &records)
-}
-
-fn a_job_with_a_private_tmp_has_its_mps(cell: &Context) -> Result<()> {
-    let done = cell.run("srun", "touch /tmp/mine && ls /tmp")?.success()?;
-    holds(done.stdout == "mine\n", &done)?;
-    let words = "--mps -N2 --ntasks-per-node=2 --gres=gpu:1";
-    let records = cell.clients(words, "--hold 0.2")?;
-    holds(records.len() == 4, &records)?;
-    check_daemons(&records, cell.user.uid, 1)
 }
 
 /// The job's mount namespace is older than the step's daemon.

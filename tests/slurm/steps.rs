@@ -14,7 +14,6 @@ use crate::sites::{no_cgroups, older_than};
 pub const GROUP: Group = Group::new(
     "steps",
     cells![
-        a_step_lowers_its_jobs_limits,
         a_step_cannot_raise_them,
         a_component_that_did_not_ask_has_nothing,
         a_step_without_gpus_has_nothing,
@@ -89,23 +88,6 @@ fn a_submitted_step_has_what_it_or_its_job_asked_for(cell: &Context) -> Result<(
 
 fn step(words: &str) -> String {
     format!("salloc --mps --mps-threads=50 --mps-mem=4G -n2 --gres=gpu:1 srun {words}")
-}
-
-fn a_step_lowers_its_jobs_limits(cell: &Context) -> Result<()> {
-    // 50 % of 132 multiprocessors are 66, 25 % are 32, 10 % are 12 (recorded).
-    for (words, sms, memory) in [
-        ("", [66, 66], 4096),
-        ("--mps-threads=10:25 --mps-mem=2G", [12, 32], 2048),
-    ] {
-        let mut records = cell.records(&step(words), &cell.client("--hold 0.1"))?;
-        records.sort_by_key(|record| record.local_rank);
-        check_daemons(&records, cell.user.uid, 1)?;
-        let has = |record: &Record| (record.sms, record.memory_limit_mib);
-        let given: Vec<_> = records.iter().map(has).collect();
-        let expected = sms.map(|sms| (Some(sms), Some(memory)));
-        ensure!(given == expected, "{words}: {given:?}");
-    }
-    Ok(())
 }
 
 fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
