@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{OnceLock, mpsc};
 
-use tests::slurm::Record;
-
-use crate::cluster::{self, CLIENT, NODES, USER, VENDOR};
+use crate::cluster::{self, NODES, VENDOR};
 use crate::install::distribution;
 use crate::machine::{Cgroup, HOST, Machine, bootable};
 use crate::root::Root;
@@ -395,8 +393,6 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
         .iter()
         .filter(|record| record.under_mps && record.error.is_none());
     assert_eq!((under.count(), on.len()), (6, 3), "{records:?}");
-    batch_scripts(&mut machines);
-    watch.lap("");
     control.changes_nothing(&variables);
     watch.lap("ansible_again_s");
 
@@ -430,38 +426,6 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
         first.run("sinfo --noheader --Node --format=%T") == "idle\n".repeat(3)
     });
     watch.write("three");
-}
-
-/// The batch scripts of the quick start, with a client of the double for the user's program.
-fn batch_scripts(machines: &mut [Machine]) {
-    let home = format!("/home/{USER}");
-    let put = |machine: &Machine, name: &str, text: &str| {
-        let path = machine.at(&format!("{home}/{name}"));
-        fs::write(&path, text).unwrap();
-        open_to_all(&path);
-    };
-    let solver = format!("#!/bin/sh\nexec {} --hold 0.5\n", CLIENT.join(" "));
-    machines
-        .iter()
-        .for_each(|machine| put(machine, "solver", &solver));
-    for (script, nodes) in guide::scripts("quick-start.md", "Batch scripts")
-        .iter()
-        .zip([2, 1])
-    {
-        put(&machines[0], "job.sh", script);
-        let wrote =
-            machines[0].user("rm -f slurm-*.out; sbatch --wait job.sh >&2; cat slurm-*.out");
-        let records = Record::all(&wrote).unwrap();
-        let on: BTreeSet<_> = records.iter().map(|record| &record.uuids).collect();
-        let attached = records
-            .iter()
-            .filter(|record| record.under_mps && record.error.is_none());
-        assert_eq!(
-            (attached.count(), on.len()),
-            (8, nodes),
-            "{script}{records:?}"
-        );
-    }
 }
 
 /// Stands for a mom: its lock, and its log's line when it reads its configuration

@@ -16,21 +16,13 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
     found
 }
 
+/// The script below a heading, which has no other.
 #[track_caller]
 pub fn script(page: &str, heading: &str) -> String {
-    let [script] = scripts(page, heading).try_into().expect("one script");
-    script
-}
-
-#[track_caller]
-pub fn scripts(page: &str, heading: &str) -> Vec<String> {
     let scripts = blocks(&below(page, heading), "bash");
-    let are_scripts = scripts.iter().all(|script| script.starts_with("#!"));
-    assert!(
-        !scripts.is_empty() && are_scripts,
-        "docs/{page}: no script below '{heading}'"
-    );
-    scripts
+    let [script] = scripts.try_into().expect("one script");
+    assert!(script.starts_with("#!"), "docs/{page}: {script}");
+    script
 }
 
 fn below(page: &str, heading: &str) -> String {
