@@ -77,42 +77,6 @@ fn the_number_of_a_job_is_enough() {
     });
 }
 
-/// The job's shell sees both GPUs, and each rank its own.
-#[test]
-fn ranks_are_bound() {
-    on_both(&["nodea"], |c| {
-        let (rank, size) = match c.product {
-            Product::Torque => ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-            Product::OpenPbs => ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        };
-        let job = c.job("MPS=true,MPS_BIND=block").on(&[&[0, 1]]);
-        begins(c, &job);
-        let client = Cluster::client("");
-        let ranks =
-            format!("for r in 0 1 2 3 4; do {rank}=$r {size}=5 mpsctl exec -- {client}; done");
-        let twice = format!("{rank}=4 {size}=5 mpsctl exec -- mpsctl exec -- {client}");
-        shell(c, &job, &format!("{client}; {ranks}; {twice}"), 0);
-        let records = c.records(0);
-        let uuids = c.gpus[0].uuids();
-        let found: Vec<_> = records
-            .iter()
-            .map(|record| record["uuids"].clone())
-            .collect();
-        let [first, second] = [&uuids[..1], &uuids[1..]];
-        let ranks = [first, first, first, second, second, second];
-        let expected: Vec<_> = [&[&uuids[..]], &ranks[..]].concat();
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|seen| serde_json::json!(seen))
-            .collect();
-        assert_eq!(found, expected, "{:?}", c.output(&job, 0));
-        records
-            .iter()
-            .for_each(|record| attached_without_limits(record, &job));
-        ends(c, &job);
-    });
-}
-
 /// A program without a rank sees no GPU. An MPI launcher's daemon is an exception: its children
 /// have ranks.
 #[test]

@@ -121,31 +121,6 @@ fn jobs_of_a_user_share_a_daemon_in_any_order() {
     });
 }
 
-/// `qrerun` runs the epilogue first. Torque's next try of a job may come without one
-/// (docs/facts/pbs.md#sister-nodes).
-#[test]
-fn a_job_that_comes_again_under_its_id_disturbs_no_other() {
-    on_both(&["nodea"], |c| {
-        let jobs = [begun(c, "MPS=true"), begun(c, "MPS=true")];
-        let daemon = shared_daemon(c, &jobs[0]);
-        let works = working(c, &jobs[1], "60");
-        c.end(&jobs[0], 271);
-        begins(c, &jobs[0]);
-        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
-        begins(c, &jobs[0]);
-        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
-        assert_eq!(
-            c.nodes[0].wait(works, 0),
-            Ended::Running,
-            "{:?}",
-            c.output(&jobs[1], 0)
-        );
-        ends_at_work(c, &jobs[1]);
-        assert_eq!(shared_daemon(c, &jobs[0]), daemon);
-        ends(c, &jobs[0]);
-    });
-}
-
 /// A restart of the mom kills the mom's cgroup, but no MPS. Later the server forgets one job, for
 /// which no epilogue runs.
 #[test]
