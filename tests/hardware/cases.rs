@@ -61,12 +61,6 @@ pub const CASES: &[Case] = &[
         &[Slurm(one_gpu), Do(scenes::by_srun), Do(nothing_left)],
     ),
     case(
-        "mig",
-        WHOLE,
-        "MPS on MIG devices, where the machine has some: documented and not verified",
-        &[Do(scenes::mig)],
-    ),
-    case(
         "contract",
         UNLOOKED,
         "The contract suite with MPS_SUBJECT=nvidia",
@@ -107,10 +101,9 @@ pub const CASES: &[Case] = &[
     case(
         "many",
         TWO,
-        "All GPUs: jobs that begin and end at once, load, a full GPU beside busy ones (3 minutes)",
+        "All GPUs: jobs that begin and end at once, load (2 minutes)",
         &[
             Sides(AT_ONCE, AT_ONCE_RATIOS),
-            Do(scenes::full),
             Slurm(all_gpus),
             Loads(Program::Kernels, under_load, "many"),
         ],

@@ -10,7 +10,6 @@ use anyhow::Result;
 use tests::child;
 
 use crate::result::Section;
-use crate::scenes::mig_devices;
 use crate::site::{self, Run};
 
 /// Processes of ours and NVIDIA's, files and cgroups, a line each. The harness and the shell that
@@ -83,9 +82,8 @@ pub fn unchanged(
     let run = &all.place.run;
     let before = Look::take(run)?;
     act(section)?;
-    let gpus = all.gpus.iter().map(|gpu| gpu.uuid.clone());
-    let gpus = gpus.chain(mig_devices(&site::smi(&["-L"])?));
-    let allowed: Vec<PathBuf> = gpus.flat_map(|gpu| kept(run, &gpu)).collect();
+    let gpus = all.gpus.iter();
+    let allowed: Vec<PathBuf> = gpus.flat_map(|gpu| kept(run, &gpu.uuid)).collect();
     // A user's copies of reports are limited, and the oldest are removed.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());
     let keeps = |line: &String| {

@@ -68,7 +68,7 @@ struct Options {
 const ALL: &str = "all";
 
 fn names() -> PossibleValuesParser {
-    let all = PossibleValue::new(ALL).help("A whole run: the next five (the default)");
+    let all = PossibleValue::new(ALL).help("A whole run: the first four (the default)");
     let named = CASES.iter();
     let named = named.map(|case| PossibleValue::new(case.name).help(case.shows));
     [all].into_iter().chain(named).into()
@@ -165,7 +165,7 @@ mod tests {
     fn the_command_line_is_sound_and_a_whole_run_is_the_first_cases() {
         <Options as clap::CommandFactory>::command().debug_assert();
         let whole = CASES.iter().filter(|case| case.in_whole).count();
-        assert_eq!(whole, 5);
+        assert_eq!(whole, 4);
         assert!(CASES[..whole].iter().all(|case| case.in_whole));
     }
 }

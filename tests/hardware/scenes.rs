@@ -3,15 +3,15 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ::tests::child::{self, Running};
+use ::tests::child;
 use anyhow::{Context, Result};
 
-use crate::clients::{self, CLIENTS, Limits};
-use crate::job::{Job, PLAIN};
+use crate::clients::{self, CLIENTS};
+use crate::job::Job;
 use crate::result::Section;
-use crate::runner::{PROGRAM, Scene, Work};
+use crate::runner::{PROGRAM, Scene};
 use crate::site;
 
 /// The most clients of a GPU with driver 580.
@@ -124,148 +124,4 @@ pub fn contract(scene: &mut Scene<'_>) -> Result<()> {
     let good = ran.code == Some(0) && summary.contains(": ok.");
     section.check("contract suite with MPS_SUBJECT=nvidia", good, summary);
     Ok(())
-}
-
-// MPS on MIG devices as documented (docs/facts/mps-control.md#mig). It makes and removes no MIG
-// device and changes no mode.
-
-pub fn mig_devices(list: &str) -> Vec<String> {
-    let uuid = |line: &str| {
-        let (_, rest) = line.trim().strip_prefix("MIG ")?.split_once("(UUID: ")?;
-        Some(rest.trim_end_matches(')').to_owned())
-    };
-    list.lines().filter_map(uuid).collect()
-}
-
-/// One job on a MIG device, and one on two; without MIG devices it says that all of this stays
-/// unverified.
-pub fn mig(scene: &mut Scene<'_>) -> Result<()> {
-    let devices = mig_devices(&site::smi(&["-L"])?);
-    scene.section.fact("mig_devices", devices.len() as i64);
-    let Some(first) = devices.first() else {
-        let why = "no GPU of this machine has MIG devices: MPS on MIG devices stays documented, not verified";
-        scene.section.fact("left_out", why);
-        return Ok(());
-    };
-    let bare = clients::outside(scene.run, first, &[])?;
-    scene.section.fact("bare_client", bare.report.to_string());
-    let limits = Limits {
-        percent: 50.0,
-        memory_mib: 1024,
-        device_sms: bare.sms()?,
-    };
-    on_migs(scene, &limits, &[first])?;
-    if let [first, second, ..] = &devices[..] {
-        let both = format!("{first},{second}");
-        let seen = clients::outside(scene.run, &both, &[])?.report;
-        let count = seen["gpus"].as_array().map(Vec::len);
-        let name = "MIG devices that a process sees of two";
-        scene.section.equal(name, &count, &Some(1));
-        on_migs(scene, &limits, &[first, second])?;
-    }
-    Ok(())
-}
-
-/// A job on these devices: a rank on each is under MPS, on one device with the limits, which the
-/// daemon has by index 0.
-fn on_migs(scene: &mut Scene<'_>, limits: &Limits, migs: &[&str]) -> Result<()> {
-    let place = &scene.run.place;
-    let job = Job::new(
-        place,
-        "4716.srv",
-        "MPS=true,MPS_THREADS=50,MPS_MEM=1G",
-        migs,
-    )?;
-    let count = migs.len();
-    let good = format!("{count} MIG devices: mps-prologue");
-    scene.section.good(good, &job.prologue()?);
-    let mut found = Vec::new();
-    for (rank, mig) in migs.iter().enumerate() {
-        let rank = ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        let mut command = scene.exec(&job, &[rank])?;
-        command.arg(place.staged("mps-probe")?);
-        let client = clients::alone(command.args(limits.probe_options()))?;
-        let name = format!("{count} MIG devices: NVML lists a client on {mig}");
-        let is_listed = client.report["gpus"][0]["mps_listed"] == true;
-        scene
-            .section
-            .check(name, is_listed, client.report.to_string());
-        found.push(client);
-    }
-    clients::judge(scene.section, &found, limits);
-    let good = format!("{count} MIG devices: mps-epilogue");
-    scene.section.good(good, &job.epilogue()?);
-    Ok(())
-}
-
-// All GPUs of the machine.
-
-/// The most clients on the first GPU and one too many, while each other GPU is busy with its own
-/// job.
-pub fn full(scene: &mut Scene<'_>) -> Result<()> {
-    let (place, mut jobs) = (&scene.run.place, Vec::new());
-    for (number, gpu) in scene.run.gpus.iter().enumerate() {
-        let job = Job::new(
-            place,
-            &format!("{}.srv", 6300 + number),
-            PLAIN,
-            &[&gpu.uuid],
-        )?;
-        job.prologue()?.success()?;
-        jobs.push(job);
-    }
-    let begin = Instant::now();
-    let busy = jobs[1..]
-        .iter()
-        .map(|job| job.load(1, &Work::new(2.0, 8.0)));
-    let busy: Vec<Running> = busy
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect();
-    let crowd = jobs[0].load(MOST, &Work::new(6.0, 3.0))?;
-    child::pause(Duration::from_secs(5).saturating_sub(begin.elapsed()))?;
-    let extra = jobs[0]
-        .load(1, &Work::new(0.0, 0.1))?
-        .remove(0)
-        .finish(PROGRAM)?;
-    let name = format!("client {} of a GPU is refused", MOST + 1);
-    scene
-        .section
-        .check(name, extra.code == Some(1), extra.story());
-    let all_run = format!("{MOST} clients of it run");
-    for (name, clients) in [
-        (&*all_run, crowd),
-        ("nobody on another GPU is touched", busy),
-    ] {
-        let mut failed = Vec::new();
-        for client in clients {
-            let ran = client.finish(PROGRAM)?;
-            failed.extend((ran.code != Some(0)).then(|| ran.story()));
-        }
-        scene.section.none(name, &failed);
-    }
-    for job in &jobs {
-        job.epilogue()?.success()?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mig_devices_are_found_as_nvidia_smi_lists_them() {
-        let list = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-c08d91cb-e324-655c-71ba-7570956445bc)\n\
-                    \x20 MIG 3g.40gb     Device  0: (UUID: MIG-405bbda1-6b05-535f-9702-f95e8cd170ce)\n\
-                    \x20 MIG 3g.40gb     Device  1: (UUID: MIG-b0a55a70-b1b0-529f-af26-79ccdc267be0)\n\
-                    GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-e324-655c-71ba-7570956445bc)\n";
-        let expected = [
-            "MIG-405bbda1-6b05-535f-9702-f95e8cd170ce",
-            "MIG-b0a55a70-b1b0-529f-af26-79ccdc267be0",
-        ];
-        assert_eq!(mig_devices(list), expected);
-        assert!(mig_devices("GPU 0: NVIDIA H200 (UUID: GPU-1)\n").is_empty());
-    }
 }

@@ -46,7 +46,6 @@ exec NODE/fake-cuda-client --node NODE "$@"
 const SMI: &str = r#"#!/bin/sh
 case "$*" in
     *--query-gpu*) echo "OWN, NVIDIA H200, 580.159.04, 143771, Default" ;;
-    -L) echo "GPU 0: NVIDIA H200 (UUID: OWN)" ;;
 esac
 "#;
 
