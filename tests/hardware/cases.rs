@@ -8,10 +8,9 @@ use crate::runner::Step::{Begin, Do, End, Loads, Only, Sides, Slurm, Sweeps};
 use crate::runner::{Case, Step};
 use crate::scenes::{self, MOST};
 use crate::slurm::{all_gpus, nothing_left, one_gpu, two_gpus};
-use crate::times::{self, BEGIN, By, END, Nvml, Ratio, Side, ratio};
+use crate::times::{self, BEGIN, By, END, Ratio, Side, ratio};
 use crate::{auto, programs, recipes, report, shared, site::Run, timeline};
 
-const HAND: By = By::Hand(Nvml::Absent);
 /// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
 /// longer to end after half a second.
 const SLEEP: Duration = Duration::from_millis(2500);
@@ -51,7 +50,7 @@ pub const CASES: &[Case] = &[
     case(
         "pairs",
         UNLOOKED,
-        "Begin and end of NVIDIA's programs, alone and beside NVML, and of a job (1 minute)",
+        "Begin and end of NVIDIA's own programs, and of a job (1 minute)",
         &[Do(times::not_asked), Sides(PAIRS, PAIRS_RATIOS)],
     ),
     case(
@@ -205,16 +204,8 @@ const fn of_ranks(id: &'static str, account: &'static str) -> Order {
 }
 
 const PAIRS: &[Side] = &[
-    Side::new(["floor_ms", "floor_quit_ms"], HAND),
+    Side::new(["floor_ms", "floor_quit_ms"], By::Hand),
     Side::new(["prologue_ms", "epilogue_ms"], By::Job(ACCOUNT)),
-    Side::new(
-        ["floor_beside_nvml_ms", "floor_quit_beside_nvml_ms"],
-        By::Hand(Nvml::Beside),
-    ),
-    Side::new(
-        ["floor_after_nvml_ms", "floor_quit_after_nvml_ms"],
-        By::Hand(Nvml::Loaded),
-    ),
     Side::new(["prologue_before_ms", "epilogue_before_ms"], By::Before),
 ];
 const PAIRS_RATIOS: &[Ratio] = &[
@@ -223,20 +214,20 @@ const PAIRS_RATIOS: &[Ratio] = &[
         ..ratio("prologue_times_the_floor", (1, BEGIN), (0, BEGIN))
     },
     ratio("epilogue_times_the_floor", (1, END), (0, END)),
-    ratio("prologue_before_times_the_floor", (4, BEGIN), (0, BEGIN)),
-    ratio("epilogue_before_times_the_floor", (4, END), (0, END)),
+    ratio("prologue_before_times_the_floor", (2, BEGIN), (0, BEGIN)),
+    ratio("epilogue_before_times_the_floor", (2, END), (0, END)),
 ];
 
 /// A job on each GPU, all at once, by one alone.
 const AT_ONCE: &[Side] = &[
     Side::new(["begin_alone_ms", "end_alone_ms"], By::Job(PLAIN)).on(times::another),
-    Side::new(["begin_floor_alone_ms", "end_floor_alone_ms"], HAND).on(times::another),
+    Side::new(["begin_floor_alone_ms", "end_floor_alone_ms"], By::Hand).on(times::another),
     Side::new(
         ["begin_last_of_all_ms", "end_last_of_all_ms"],
         By::Job(PLAIN),
     )
     .on(times::all),
-    Side::new(["begin_floor_last_ms", "end_floor_last_ms"], HAND).on(times::all),
+    Side::new(["begin_floor_last_ms", "end_floor_last_ms"], By::Hand).on(times::all),
 ];
 const AT_ONCE_RATIOS: &[Ratio] = &[
     ratio("begin_floor_last_by_one_alone", (3, BEGIN), (1, BEGIN)),
@@ -254,7 +245,11 @@ const AT_ONCE_RATIOS: &[Ratio] = &[
 ];
 
 const SIGHT: &[Side] = &[
-    Side::new(["nvidia_all_seen_begin_ms", "nvidia_all_seen_end_ms"], HAND).after(SLEEP),
+    Side::new(
+        ["nvidia_all_seen_begin_ms", "nvidia_all_seen_end_ms"],
+        By::Hand,
+    )
+    .after(SLEEP),
     Side::new(
         [
             "nvidia_others_hidden_begin_ms",

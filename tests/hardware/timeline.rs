@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::job::PLAIN;
 use crate::runner::Scene;
-use crate::times::{By, Life, Nvml, Side};
+use crate::times::{By, Life, Side};
 use crate::watch::{Mark, Watch};
 
 const ROUNDS: usize = 5;
@@ -26,17 +26,16 @@ const NOISE: [&str; 5] = [
 const SERVER: &str = "nvidia-cuda-mps-server";
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-const HAND: By = By::Hand(Nvml::Absent);
 const ALONE: [(&str, By, Duration); 4] = [
-    ("by_hand", HAND, PAUSE),
-    ("by_hand_idle", HAND, IDLE),
-    ("by_hand_at_once", HAND, Duration::ZERO),
+    ("by_hand", By::Hand, PAUSE),
+    ("by_hand_idle", By::Hand, IDLE),
+    ("by_hand_at_once", By::Hand, Duration::ZERO),
     ("job", By::Job(PLAIN), PAUSE),
 ];
 const SRUN: &str = "--gres=gpu:1 --mps";
 const BESIDE_SLURM: [(&str, By, Duration); 8] = [
-    ("by_hand_beside_slurm", HAND, PAUSE),
-    ("by_hand_at_once_beside_slurm", HAND, Duration::ZERO),
+    ("by_hand_beside_slurm", By::Hand, PAUSE),
+    ("by_hand_at_once_beside_slurm", By::Hand, Duration::ZERO),
     ("by_hand_in_cgroup", By::InCgroup, PAUSE),
     ("job_beside_slurm", By::Job(PLAIN), PAUSE),
     (

@@ -4,15 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::slice;
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ::tests::child;
 use ::tests::samples::{in_turn, milliseconds, rounded};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use mpsd::node::worker::{NvmlWorker, Question};
-use mpsd_core::{ComputeMode, GpuUuid};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use toml::{Table, Value};
@@ -21,13 +18,13 @@ use crate::job::{self, Job, PLAIN, within};
 use crate::plot::{self, Bar};
 use crate::result::{Section, median, spread};
 use crate::runner::{PROGRAM, Scene, counted};
-use crate::site::{self, BEFORE, Gpu, Place, Run};
+use crate::site::{BEFORE, Gpu, Place, Run};
 
 /// What begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// NVIDIA's daemon and server alone, unchecked.
-    Hand(Nvml),
+    Hand,
     /// The same where they can open the job's GPU alone.
     Hidden,
     /// The same in a new cgroup below the one of Slurm's jobs' daemons.
@@ -39,16 +36,6 @@ pub enum By {
     /// `srun` with these words, of so many ranks with small kernels if it is not zero. It begins
     /// until the first kernel of its last rank has ended, and it ends with `srun`.
     Srun(&'static str, usize),
-}
-
-/// NVML beside NVIDIA's programs, in its own process as under root's programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Nvml {
-    Absent,
-    /// It looks at the GPU while they begin, and again while they end.
-    Beside,
-    /// It has looked at the GPU before.
-    Loaded,
 }
 
 /// The GPUs of a round.
@@ -179,14 +166,12 @@ impl Scene<'_> {
     pub fn live(&self, side: &Side, round: usize) -> Result<Life> {
         let (place, gpus, rest) = (&self.run.place, (side.on)(self.run, round), side.rest);
         match side.by {
-            By::Hand(nvml) => daemons(place, gpus, nvml, rest),
-            By::Hidden => hidden(&others(self.run)?, || {
-                daemons(place, gpus, Nvml::Absent, rest)
-            }),
+            By::Hand => daemons(place, gpus, rest),
+            By::Hidden => hidden(&others(self.run)?, || daemons(place, gpus, rest)),
             By::InCgroup => {
                 let group = Path::new("/sys/fs/cgroup/system.slice/mpsd.service/by-hand");
                 fs::create_dir_all(group)?;
-                let life = within(group, || daemons(place, gpus, Nvml::Absent, rest));
+                let life = within(group, || daemons(place, gpus, rest));
                 fs::remove_dir(group)?;
                 life
             }
@@ -227,16 +212,13 @@ pub fn now() -> Result<f64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
-fn daemons(place: &Place, gpus: &[Gpu], nvml: Nvml, rest: Duration) -> Result<Life> {
+fn daemons(place: &Place, gpus: &[Gpu], rest: Duration) -> Result<Life> {
     let begin = |(number, gpu): (usize, &Gpu)| {
-        let start = || place.daemon(&gpu.uuid, &format!("floor{number}"));
-        let look = || look_at(place, gpu);
-        let daemon = with_nvml(nvml, look, start)?;
+        let daemon = place.daemon(&gpu.uuid, &format!("floor{number}"))?;
         Ok((milliseconds(daemon.ready), daemon))
     };
-    life(gpus, rest, begin, |(gpu, daemon)| {
-        let quit = with_nvml(nvml, || look_at(place, gpu), || daemon.quit())?;
-        Ok(milliseconds(quit))
+    life(gpus, rest, begin, |(_, daemon)| {
+        Ok(milliseconds(daemon.quit()?))
     })
 }
 
@@ -282,49 +264,6 @@ fn each<T: Send, U: Send>(all: Vec<T>, act: &(impl Fn(T) -> Result<U> + Sync)) -
         });
         ended.collect()
     })
-}
-
-fn with_nvml<T>(
-    nvml: Nvml,
-    look: impl FnOnce() -> Result<NvmlWorker> + Send,
-    act: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    match nvml {
-        Nvml::Absent => act(),
-        Nvml::Loaded => {
-            let _looked = look()?;
-            act()
-        }
-        Nvml::Beside => thread::scope(|scope| {
-            let (done, told) = mpsc::channel::<()>();
-            // The worker ends with the thread that started it.
-            let looking = scope.spawn(move || {
-                let looked = look();
-                let _ = told.recv();
-                looked.map(drop)
-            });
-            let acted = act();
-            drop(done);
-            match looking.join() {
-                Ok(looked) => looked.and(acted),
-                Err(_) => bail!("a thread panicked"),
-            }
-        }),
-    }
-}
-
-fn look_at(place: &Place, gpu: &Gpu) -> Result<NvmlWorker> {
-    let library = site::nvml()?.display().to_string();
-    look(&place.staged("mpsd")?, &library, &gpu.uuid)
-}
-
-/// A process in which NVML has looked at a GPU.
-fn look(mpsd: &Path, library: &str, gpu: &str) -> Result<NvmlWorker> {
-    let told = |failure| anyhow!("NVML beside the floor: {failure}");
-    let mut worker = NvmlWorker::start(mpsd, library, Duration::from_secs(10)).map_err(told)?;
-    let question = Question::Mode(GpuUuid::parse(gpu)?);
-    worker.ask::<ComputeMode>(&question).map_err(told)?;
-    Ok(worker)
 }
 
 /// The device files of the machine's other GPUs.
@@ -501,33 +440,6 @@ fn picture(rows: &[Table]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ::tests::double::NodeDouble;
-    use ::tests::stage::built;
-    use std::sync::Mutex;
-
-    #[test]
-    fn nvml_looks_before_or_beside_what_is_measured() {
-        let node = NodeDouble::builder().gpus(1, "NVIDIA H200");
-        let node = node.times(|times| times.nvml = 1000).build().unwrap();
-        let library = node.nvml().display().to_string();
-        let order = |nvml| {
-            let order = Mutex::new(Vec::new());
-            let look = || {
-                let looked = look(&built("mpsd"), &library, &node.uuids()[0])?;
-                order.lock().unwrap().push("looked");
-                Ok(looked)
-            };
-            with_nvml(nvml, look, || {
-                order.lock().unwrap().push("acted");
-                Ok(())
-            })
-            .unwrap();
-            order.into_inner().unwrap()
-        };
-        assert_eq!(order(Nvml::Absent), ["acted"]);
-        assert_eq!(order(Nvml::Beside), ["acted", "looked"]);
-        assert_eq!(order(Nvml::Loaded), ["looked", "acted"]);
-    }
 
     #[test]
     fn the_picture_has_a_bar_for_each_side_of_each_row_of_tasks() {
