@@ -11,10 +11,14 @@ use crate::steps::END_DAEMON;
 pub const GROUP: Group = Group {
     options: || Options {
         partition_lines: vec!["PartitionName=auto Nodes=ALL State=UP".into()],
+        node_words: Some("Feature=mps,big".into()),
         login_shells: true,
         ..Options::default()
     },
-    prepare: |bed| Simulated::install(bed, "[slurm]\nauto_partitions = [\"auto\"]\n", |node| node),
+    prepare: |bed| {
+        let config = "[slurm]\nauto_partitions = [\"auto\"]\nauto_constraint = \"mps\"\n";
+        Simulated::install(bed, config, |node| node)
+    },
     ..Group::new(
         "auto",
         cells![
@@ -84,6 +88,8 @@ fn a_job_has_mps_if_two_of_its_tasks_have_a_gpu_together(cell: &Context) -> Resu
         ("-p auto --mps -n1 --gres=gpu:1", 1, true),
         ("-p main -n3 --gres=gpu:2", 3, false),
         ("-p main --mps=auto -n2 --gres=gpu:1", 2, true),
+        ("-p main --constraint=mps&big -n3 --gres=gpu:2", 3, true),
+        ("-p main --constraint=big -n3 --gres=gpu:2", 3, false),
     ] {
         check(cell, &format!("-w node1 {words}"), tasks, under_mps)?;
     }

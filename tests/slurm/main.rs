@@ -52,7 +52,6 @@ const GROUPS: &[runner::Group] = &[
     failures::OPTIONAL,
     failures::REQUIRED,
     failures::HELD,
-    sites::AUTOMATIC,
     auto::GROUP,
     auto::SHARDS_CONFINED,
     auto::PARTS,

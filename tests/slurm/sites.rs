@@ -1,4 +1,4 @@
-//! Differently configured sites: automatic requests, shared GPUs, private /tmp, no PrologFlags.
+//! Differently configured sites: private /tmp, no PrologFlags.
 
 use std::path::Path;
 
@@ -7,24 +7,6 @@ use tests::slurm::{Options, Simulated, stamp};
 
 use crate::jobs::{check_daemons, holds};
 use crate::runner::{Context, Group, cells};
-
-/// The site gives jobs a daemon, and the prolog waits for it.
-pub const AUTOMATIC: Group = Group {
-    options: || Options {
-        gres_types: vec!["mps".into()],
-        gres_count: 200,
-        node_words: Some("Feature=mps,big".into()),
-        partition_lines: vec!["PartitionName=shared Nodes=ALL State=UP".into()],
-        ..Options::default()
-    },
-    prepare: |bed| {
-        let automatic =
-            "auto_gres = true\nauto_constraint = \"mps\"\nauto_partitions = [\"shared\"]\n";
-        let config = format!("[slurm]\nwait = \"prolog\"\n{automatic}");
-        Simulated::install(bed, &config, |node| node)
-    },
-    ..Group::new("automatic", cells![jobs_have_mps_where_the_site_says_so])
-};
 
 /// Slurm's default: the prolog runs at a node's first step, and has that step's options in its
 /// environment.
@@ -84,26 +66,6 @@ pub fn no_cgroups(names: &[&str]) -> Option<String> {
     let list = missing.join("' and '");
     (!missing.is_empty())
         .then(|| format!("this machine has no cgroup {version} controller '{list}'"))
-}
-
-fn jobs_have_mps_where_the_site_says_so(cell: &Context) -> Result<()> {
-    for (words, under_mps) in [
-        ("-n3 --constraint=mps&big --gres=gpu:2", true),
-        ("-n3 --constraint=big --gres=gpu:2", false),
-        ("-n3 --partition=shared --gres=gpu:2", true),
-        // The job can open the node's other GPU, whose number would be another one behind a daemon.
-        ("-n2 --constraint=mps --gres=gpu:1", false),
-        ("-n1 --gres=mps:50", false),
-    ] {
-        let records = cell.clients(words, "--hold 0.1")?;
-        let right =
-            |record: &tests::slurm::Record| record.error.is_none() && record.under_mps == under_mps;
-        ensure!(
-            !records.is_empty() && records.iter().all(right),
-            "{words}: {records:?}"
-        );
-    }
-    Ok(())
 }
 
 /// The next step is like its job, and another step may ask differently.
