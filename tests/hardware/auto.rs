@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::tests::child;
+use ::tests::double::look::{Process, processes};
 use ::tests::scripts::batch::Place;
 use ::tests::scripts::{Outcome, Script};
-use ::tests::slurm::{Gpus, Options, Process, processes};
+use ::tests::slurm::{Gpus, Options};
 use anyhow::{Context as _, Result};
 
 use crate::job;

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tests::fuse::{FILE, Hung};
+use tests::place::send;
 use tests::slurm::{Options, Simulated};
 
 use crate::jobs::{LIMIT, ONE_GPU, check_during, holds};
@@ -141,7 +141,7 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
             process.uid == cell.user.uid && is_ours(&process.name) && process.state != 'T'
         });
         for process in all {
-            stopped += usize::from(kill(Pid::from_raw(process.pid), Signal::SIGSTOP).is_ok());
+            stopped += usize::from(send(process.pid, Signal::SIGSTOP).is_ok());
         }
         cell.check_in_service()
     })?;

@@ -5,8 +5,8 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+use tests::place::send;
 use tests::slurm::{Client, Options, User};
 
 use crate::jobs::{LIMIT, holds, says};
@@ -103,10 +103,10 @@ fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
 fn a_job_that_runs_asks_no_controller(cell: &Context) -> Result<()> {
     let client = cell.start("srun --mps --gres=gpu:1 /bin/sleep 60", "")?;
     let job = cell.wait_ready(1)?.remove(0);
-    let controller = Pid::from_raw(cell.bed.daemon("slurmctld").context("no slurmctld")?);
-    kill(controller, Signal::SIGSTOP)?;
+    let controller = cell.bed.daemon("slurmctld").context("no slurmctld")?;
+    send(controller, Signal::SIGSTOP)?;
     let told = cell.root_mpsctl("reconcile --node node1");
-    kill(controller, Signal::SIGCONT)?;
+    send(controller, Signal::SIGCONT)?;
     says(&told?.success()?.said(), &[&left_alone(&job)])?;
     end(cell, client, &job)
 }
@@ -182,11 +182,11 @@ fn a_process_left_behind_is_seen(cell: &Context) -> Result<()> {
     cell.idle()?;
     let left = cell.bed.left_behind();
     let mut all = cell.bed.job_processes().into_iter();
-    let sleeper = all.find(|process| process.argv == ["/bin/sleep", "31"]);
+    let sleeper = all.find(|process| process.args == ["/bin/sleep", "31"]);
     let sleeper = sleeper.with_context(|| format!("it is not seen: {left:?}"))?;
     holds(
         left.iter().any(|item| item.ends_with("/bin/sleep 31")),
         &left,
     )?;
-    Ok(kill(Pid::from_raw(sleeper.pid), Signal::SIGKILL)?)
+    Ok(send(sleeper.pid, Signal::SIGKILL)?)
 }

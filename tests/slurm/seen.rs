@@ -2,9 +2,9 @@
 //! and its report.
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::place::send;
 
 use crate::jobs::{LIMIT, ONE_GPU, says};
 use crate::runner::{Context, Group, cells};
@@ -104,7 +104,7 @@ fn kill_server(cell: &Context) -> Result<u32> {
         .iter()
         .filter(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
     let server = servers.next().context("no server")?.pid;
-    kill(Pid::from_raw(server.cast_signed()), Signal::SIGKILL)?;
+    send(server, Signal::SIGKILL)?;
     Ok(server)
 }
 
@@ -193,8 +193,8 @@ fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     let pids = |seen: &Value| seen["pids"].as_array().cloned().unwrap_or_default();
     wait_observed(cell, "three clients", |seen| pids(seen).len() == 3)?;
     let all: Vec<Value> = observations(cell).iter().flat_map(pids).collect();
-    let victim = i32::try_from(all[1].as_i64().context("a pid")?)?;
-    kill(Pid::from_raw(victim), Signal::SIGKILL)?;
+    let victim = u32::try_from(all[1].as_u64().context("a pid")?)?;
+    send(victim, Signal::SIGKILL)?;
     let done = job.wait(LIMIT)?;
     let mut tasks = done
         .stdout

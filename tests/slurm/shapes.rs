@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+use tests::place::send;
 use tests::slurm::{Options, Record};
 
 use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records, says};
@@ -170,13 +170,13 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     cell.wait("the step's client", || Ok(clients() == 1))?;
     let mut stepds = cell.bed.job_processes();
     stepds.retain(|process| {
-        let name = process.argv.first();
+        let name = process.args.first();
         name.is_some_and(|name| name.starts_with("slurmstepd: [") && !name.contains("extern"))
     });
     let [stepd] = &stepds[..] else {
         bail!("one slurmstepd expected: {stepds:?}")
     };
-    kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
+    send(stepd.pid, Signal::SIGKILL)?;
     // Slurm does not notice that slurmstepd is gone, so the test cancels the job. `scancel --user`
     // gets the uid, because Slurm 26.05 does not know the name 'nobody'.
     cell.root(&format!("scancel --user {}", cell.user.uid))?;

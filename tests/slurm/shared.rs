@@ -5,8 +5,8 @@ use std::os::unix::fs::chown;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+use tests::place::send;
 use tests::slurm::{Bed, Client, Gpus, Options, Record, User, install_plugin_double, stamp};
 
 use crate::failures::starts_again_soon;
@@ -371,9 +371,9 @@ fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
     let killed = Member::of(cell, "60")?;
     let step = format!("slurmstepd: [{}.0]", killed.job);
     let mut stepds = cell.bed.job_processes();
-    stepds.retain(|process| process.argv.join(" ").starts_with(&step));
+    stepds.retain(|process| process.args.join(" ").starts_with(&step));
     holds(stepds.len() == 1, &stepds)?;
-    kill(Pid::from_raw(stepds[0].pid), Signal::SIGKILL)?;
+    send(stepds[0].pid, Signal::SIGKILL)?;
     cell.root(&format!("scancel {}", killed.job))?;
     let _ = killed.client.wait(LIMIT)?;
     let another = Member::of(cell, "0.1")?;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::slurm::{Process, Record};
+use tests::double::look::Process;
+use tests::slurm::Record;
 
 use crate::jobs::{gpus, holds};
 use crate::runner::{Context, Group, cells, fast};

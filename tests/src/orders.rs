@@ -38,8 +38,8 @@ impl Helper {
         })
     }
 
-    pub fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn ask<A: DeserializeOwned>(&mut self, order: &impl Serialize) -> Result<A> {

@@ -628,8 +628,13 @@ pub fn kernel_tells_of_ends() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(15))
 }
 
+/// An ended process needs no signal.
 pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
-    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
+    let _ = send(pid, signal);
+}
+
+pub fn send(pid: u32, signal: nix::sys::signal::Signal) -> nix::Result<()> {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), signal)
 }
 
 /// A new empty cgroup; `None` if this machine has no writable hierarchy.

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tests::child::{self, Ran, Running};
+use tests::double::look::{Process, processes};
 use tests::double::{NodeDouble, look};
-use tests::slurm::{Process, Record, SIMULATED_MAJOR, SITE, processes};
+use tests::slurm::{Record, SIMULATED_MAJOR, SITE};
 
 /// Where the machine has the packages.
 const PACKAGES: &str = "/disk/packages";
@@ -188,12 +189,10 @@ impl Site {
     fn ours(&self) -> Vec<Process> {
         let mut all = processes();
         all.retain(|process| {
-            let exe = process.exe.as_deref().map(Path::to_string_lossy);
+            let exe = process.exe.to_string_lossy();
             // The repository's own directory may have our name, too.
-            exe.is_some_and(|exe| {
-                let packaged = exe.starts_with("/usr/") && exe.contains("/mpsd/");
-                packaged || exe.starts_with(VENDOR)
-            })
+            let packaged = exe.starts_with("/usr/") && exe.contains("/mpsd/");
+            packaged || exe.starts_with(VENDOR)
         });
         all
     }

@@ -49,7 +49,7 @@ END
 #[derive(Debug)]
 pub struct Machine {
     outer: Child,
-    init: i32,
+    init: u32,
     // Dropped last, when everything in it has ended.
     _cgroup: Cgroup,
 }
@@ -129,9 +129,9 @@ impl Machine {
             init: 0,
             _cgroup: cgroup,
         };
-        let outer = machine.outer.id().cast_signed();
+        let outer = machine.outer.id();
         machine.until("its first process", |machine| {
-            let mut all = tests::slurm::processes().into_iter();
+            let mut all = tests::double::look::processes().into_iter();
             let init = all.find(|process| process.parent == outer && process.name == "systemd");
             machine.init = init.map_or(0, |process| process.pid);
             machine.init != 0

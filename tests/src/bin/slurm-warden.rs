@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use mpsd_sys::signals::{Signals, start_fresh};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tests::double::look::{descendants, process};
 use tests::double::remove_cgroup;
 use tests::orders;
-use tests::slurm::{Process, Request};
+use tests::place::kill;
+use tests::slurm::Request;
 
 /// How long a daemon may take after SIGTERM in the teardown.
 const TERM_WAIT: Duration = Duration::from_secs(6);
@@ -25,9 +27,9 @@ const KILL_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct Warden {
-    daemons: Vec<i32>,
-    ended: BTreeSet<i32>,
-    clients: Vec<(i32, u64)>,
+    daemons: Vec<u32>,
+    ended: BTreeSet<u32>,
+    clients: Vec<(u32, u64)>,
     directories: Vec<PathBuf>,
     cgroups: Vec<PathBuf>,
 }
@@ -82,19 +84,19 @@ impl Warden {
             match status {
                 WaitStatus::StillAlive => return,
                 WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _) => {
-                    self.ended.insert(pid.as_raw());
+                    self.ended.insert(pid.as_raw().cast_unsigned());
                 }
                 _ => {}
             }
         }
     }
 
-    fn has_ended(&mut self, pid: i32) -> bool {
+    fn has_ended(&mut self, pid: u32) -> bool {
         self.reap();
         self.ended.contains(&pid)
     }
 
-    fn wait_for(&mut self, pid: i32, limit: Duration) -> bool {
+    fn wait_for(&mut self, pid: u32, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         while !self.has_ended(pid) {
             if Instant::now() > deadline {
@@ -106,16 +108,16 @@ impl Warden {
     }
 
     /// Ends a daemon. Returns whether it had to be killed.
-    fn stop(&mut self, pid: i32, term_wait: Duration) -> Result<bool> {
+    fn stop(&mut self, pid: u32, term_wait: Duration) -> Result<bool> {
         if self.has_ended(pid) {
             return Ok(false);
         }
         // Our own child, not yet reaped: the pid cannot be another process's.
-        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        kill(pid, Signal::SIGTERM);
         if self.wait_for(pid, term_wait) {
             return Ok(false);
         }
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        kill(pid, Signal::SIGKILL);
         if self.wait_for(pid, KILL_WAIT) {
             return Ok(true);
         }
@@ -125,7 +127,7 @@ impl Warden {
     fn teardown(&mut self) -> Vec<String> {
         let mut forced = Vec::new();
         for (pid, _) in self.clients.iter().filter(|client| is_the_same(client)) {
-            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+            kill(*pid, Signal::SIGKILL);
         }
         // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead
         // controller for minutes. So it ends the daemons first, then what has become this process's
@@ -158,24 +160,24 @@ impl Warden {
     }
 
     fn kill_descendants(&mut self, forced: &mut Vec<String>) {
-        let own = std::process::id().cast_signed();
+        let own = std::process::id();
         let deadline = Instant::now() + KILL_WAIT;
         let mut told = BTreeSet::new();
         loop {
             self.reap();
-            let left = Process::descendants(own).into_iter();
+            let left = descendants(own).into_iter();
             let left: Vec<_> = left.filter(|process| !process.is_zombie()).collect();
             if left.is_empty() {
                 return;
             }
             for process in &left {
                 // It keeps the scope that slurmd has from systemd, and outlives slurmd.
-                let argv: Vec<&str> = process.argv.iter().map(String::as_str).collect();
+                let argv: Vec<&str> = process.args.iter().map(String::as_str).collect();
                 let keeps_scope = process.name == "slurmstepd" && argv.ends_with(&["infinity"]);
                 if told.insert(process.pid) && !keeps_scope {
                     forced.push(format!("killed {process}"));
                 }
-                let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+                kill(process.pid, Signal::SIGKILL);
             }
             if Instant::now() > deadline {
                 forced.push(format!("{} processes survive SIGKILL", left.len()));
@@ -186,11 +188,11 @@ impl Warden {
     }
 }
 
-fn is_the_same((pid, start): &(i32, u64)) -> bool {
-    Process::read(*pid).is_some_and(|process| process.start == *start)
+fn is_the_same((pid, start): &(u32, u64)) -> bool {
+    process(*pid).is_some_and(|process| process.start == *start)
 }
 
-fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<i32> {
+fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<u32> {
     let program = argv.first().context("empty command")?;
     let output = OpenOptions::new()
         .create(true)
@@ -210,7 +212,7 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
     start_fresh(&mut command);
     let child = command.spawn();
     let child = child.with_context(|| format!("cannot start '{program}'"))?;
-    Ok(child.id().cast_signed())
+    Ok(child.id())
 }
 
 /// Unmounts what is mounted in `directory`, deepest first, and removes it.

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result};
+use tests::double::look::process;
 use tests::double::node::{Gpu, Node};
 use tests::double::visible;
-use tests::slurm::{Process, Record, Witness};
+use tests::slurm::{Record, Witness};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -92,7 +93,7 @@ fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
         serde_json::from_str(&line).with_context(|| format!("no record: '{line}'"))?;
     let uid = record
         .daemon_pid
-        .and_then(Process::read)
+        .and_then(|pid| process(pid.cast_unsigned()))
         .map(|daemon| daemon.uid);
     client.wait()?;
     Ok((record, uid))

@@ -1,7 +1,8 @@
 //! Looks at processes by /proc only: the tested programs' own word does not count.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,31 +10,57 @@ use std::time::{Duration, Instant};
 pub struct Process {
     pub pid: u32,
     pub parent: u32,
+    /// Start time in clock ticks since boot: with the pid, the process's identity.
+    pub start: u64,
     pub uid: u32,
     pub state: char,
+    /// Name of the program file (`comm`, at most 15 bytes).
+    pub name: String,
     /// Its executable; empty for a zombie.
     pub exe: PathBuf,
     /// Its command line; empty in state `D`.
     pub args: Vec<String>,
 }
 
+impl Process {
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pid, parent, uid, state) = (self.pid, self.parent, self.uid, self.state);
+        write!(f, "pid {pid} (parent {parent}, uid {uid}, state {state}) ")?;
+        match self.args.is_empty() {
+            true => write!(f, "[{}]", self.name),
+            false => f.write_str(&self.args.join(" ")),
+        }
+    }
+}
+
 pub fn process(pid: u32) -> Option<Process> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let stat = fs::read_to_string(dir.join("stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
+    // The name is in parentheses and may contain anything, blanks and parentheses included.
+    let (head, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let state = fields.first()?.chars().next()?;
     // Reading the command line takes a lock that a process waiting in the kernel may hold.
     let args = match state {
         'D' => Vec::new(),
         _ => fs::read(dir.join("cmdline")).unwrap_or_default(),
     };
     let args = args.split(|b| *b == 0).filter(|a| !a.is_empty());
+    let status = fs::read_to_string(dir.join("status")).ok()?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     Some(Process {
         pid,
-        parent,
+        parent: fields.get(1)?.parse().ok()?,
+        start: fields.get(19)?.parse().ok()?,
+        uid: uids.split_whitespace().nth(1)?.parse().ok()?,
         state,
-        uid: fs::metadata(&dir).ok()?.uid(),
+        name: head.split_once('(')?.1.to_owned(),
         exe: fs::read_link(dir.join("exe")).unwrap_or_default(),
         args: args
             .map(|a| String::from_utf8_lossy(a).into_owned())
@@ -48,6 +75,25 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
+pub fn descendants(root: u32) -> Vec<Process> {
+    let mut all = processes();
+    let mut family = BTreeSet::from([root]);
+    loop {
+        let size = family.len();
+        let children = all
+            .iter()
+            .filter(|process| family.contains(&process.parent));
+        let children: Vec<u32> = children.map(|process| process.pid).collect();
+        family.extend(children);
+        if family.len() == size {
+            break;
+        }
+    }
+    family.remove(&root);
+    all.retain(|process| family.contains(&process.pid));
+    all
+}
+
 pub fn processes_from(dir: &Path) -> Vec<Process> {
     processes()
         .into_iter()
@@ -56,7 +102,7 @@ pub fn processes_from(dir: &Path) -> Vec<Process> {
 }
 
 pub fn alive(pid: u32) -> bool {
-    process(pid).is_some_and(|p| p.state != 'Z' && p.state != 'X')
+    process(pid).is_some_and(|process| !process.is_zombie())
 }
 
 /// Waits until something is so, looking every 2 ms; false if the time runs out.

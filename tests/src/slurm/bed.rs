@@ -41,7 +41,7 @@ pub struct Bed {
     pub(super) cgroup: Option<PathBuf>,
     host: String,
     pub(super) options: Options,
-    pub(super) daemons: Mutex<BTreeMap<String, i32>>,
+    pub(super) daemons: Mutex<BTreeMap<String, u32>>,
     pub(super) baseline: Mutex<Option<Snapshot>>,
     /// The controller's.
     port: Mutex<Option<u16>>,
@@ -153,11 +153,6 @@ impl Bed {
         } else {
             self.dir.join("home").join(&user.name)
         }
-    }
-
-    /// Pid of the bed's supervisor: the root of all its processes, a job's daemons included.
-    pub fn warden(&self) -> i32 {
-        self.warden.pid()
     }
 
     /// Writes the configuration and starts munged, the controller and the nodes; returns when all
@@ -298,7 +293,7 @@ impl Bed {
         self.warden.tell(&Request::Stop { pid, wait_ms })
     }
 
-    pub fn daemon(&self, name: &str) -> Option<i32> {
+    pub fn daemon(&self, name: &str) -> Option<u32> {
         lock(&self.daemons).get(name).copied()
     }
 

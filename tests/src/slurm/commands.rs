@@ -9,15 +9,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use super::bed::Bed;
 use super::host::{program, search_path};
-use super::look::Process;
 use super::users::User;
 use super::warden::{Request, Warden};
-use crate::child::{Ran, Running, alive};
+use crate::child::{Ran, Running};
+use crate::double::look::{Process, alive, process};
+use crate::place::send;
 
 const COMMAND: Duration = Duration::from_secs(30);
 
@@ -153,18 +153,18 @@ impl Client {
             command.uid(user.uid).gid(user.gid);
         }
         let client = Client(Running::start(&mut command, "")?);
-        if let Some(Process { pid, start, .. }) = Process::read(client.pid()) {
+        if let Some(Process { pid, start, .. }) = process(client.pid()) {
             warden.tell(&Request::Client { pid, start })?;
         }
         Ok(client)
     }
 
-    pub fn pid(&self) -> i32 {
-        self.0.pid().cast_signed()
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill(Pid::from_raw(self.pid()), signal)?)
+        Ok(send(self.pid(), signal)?)
     }
 
     pub fn runs(&self) -> bool {

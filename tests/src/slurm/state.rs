@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use mpsd_sys::files::Dir;
 
 use super::bed::{Bed, lock};
-use super::look::{Process, Snapshot};
+use super::look::Snapshot;
+use crate::double::look::{Process, descendants};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
@@ -158,8 +159,8 @@ impl Bed {
 
     /// The processes below the warden that are not its daemons: steps, tasks, and what these left.
     pub fn job_processes(&self) -> Vec<Process> {
-        let known: BTreeSet<i32> = lock(&self.daemons).values().copied().collect();
-        let mut found = Process::descendants(self.warden.pid());
+        let known: BTreeSet<u32> = lock(&self.daemons).values().copied().collect();
+        let mut found = descendants(self.warden.pid());
         found.retain(|process| !known.contains(&process.pid) && !process.is_zombie());
         found
     }

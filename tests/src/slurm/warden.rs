@@ -29,14 +29,14 @@ pub enum Request {
         log: PathBuf,
     },
     /// End a daemon: SIGTERM, SIGKILL after `wait_ms`, reap.
-    Stop { pid: i32, wait_ms: u64 },
+    Stop { pid: u32, wait_ms: u64 },
     /// A directory to remove at the end, with everything mounted in it.
     Remove { path: PathBuf },
     /// A cgroup to remove at the end, with those below it.
     RemoveCgroup { path: PathBuf },
     /// A process of the test itself (an `srun`) to end at the end if it still runs.
     Client {
-        pid: i32,
+        pid: u32,
         /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this
         /// pid is left alone.
         start: u64,
@@ -45,7 +45,7 @@ pub enum Request {
 
 #[derive(Debug)]
 pub struct Warden {
-    pid: i32,
+    pid: u32,
     helper: Mutex<Helper>,
 }
 
@@ -60,7 +60,7 @@ impl Warden {
         })
     }
 
-    pub fn pid(&self) -> i32 {
+    pub fn pid(&self) -> u32 {
         self.pid
     }
 
