@@ -11,8 +11,19 @@ local function asks_for_mps(job)
    return false
 end
 
+-- Without --partition a job has no partition yet; with several it has a list.
+local function may_be_in(name, job, partitions)
+   local named = job.partition or ""
+   for _, partition in pairs(partitions) do
+      if not job.partition and partition.flag_default == 1 then
+         named = partition.name
+      end
+   end
+   return ("," .. named .. ","):find("," .. name .. ",", 1, true) ~= nil
+end
+
 function slurm_job_submit(job, partitions, uid)
-   if job.partition == "debug" and asks_for_mps(job) then
+   if asks_for_mps(job) and may_be_in("debug", job, partitions) then
       slurm.log_user("--mps: not in partition debug; allowed: --partition=main")
       return slurm.ERROR
    end

@@ -181,11 +181,20 @@ const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scont
 /// The tests start their own services. Debian's packages ask this program before they start a service: 101 means no. A program that is
 /// already there stays.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
 
 pub fn slurm() -> Result<()> {
     if missing().is_empty() {
         return Ok(());
     }
+    // A cluster's host has some of them, which stay as they are.
+    let is_on = |unit: &&str| {
+        let asks = ["is-active", "is-enabled"];
+        asks.iter()
+            .any(|ask| works(&mut command(SYSTEMCTL, &format!("{ask} --quiet {unit}"))))
+    };
+    let units = ["slurmctld", "slurmd", "munge"].into_iter();
+    let off: Vec<&str> = units.filter(|unit| !is_on(unit)).collect();
     let own_policy = !Path::new(POLICY).exists();
     if own_policy {
         fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
@@ -199,9 +208,9 @@ pub fn slurm() -> Result<()> {
     }
     installed?;
     // What was just installed must not come up with the next boot either.
-    if Path::new("/run/systemd/system").is_dir() {
-        let words = "disable --now --quiet slurmctld slurmd munge";
-        quietly(&mut command("/usr/bin/systemctl", words))?;
+    if Path::new("/run/systemd/system").is_dir() && !off.is_empty() {
+        let words = format!("disable --now --quiet {}", off.join(" "));
+        quietly(&mut command(SYSTEMCTL, &words))?;
     }
     let still = missing().join(", ");
     ensure!(

@@ -1,6 +1,8 @@
 //! Jobs on a cluster that runs for years: suspended, preempted, entered from outside
 //! (docs/operations.md).
 
+use std::time::{Duration, SystemTime};
+
 use anyhow::{Result, ensure};
 use tests::slurm::{Bed, Options, Simulated, User};
 
@@ -43,8 +45,9 @@ fn options() -> Options {
     }
 }
 
+const FORBIDS: &str = include_str!("../../docs/examples/job_submit.lua");
+
 fn prepare(bed: &mut Bed) -> Result<Simulated> {
-    const FORBIDS: &str = include_str!("../../docs/examples/job_submit.lua");
     std::fs::write(bed.dir().join("etc/job_submit.lua"), FORBIDS)?;
     starts_again_soon(bed);
     // Jobs that take turns on a GPU cannot have it exclusive.
@@ -157,9 +160,29 @@ fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
         } else {
             "true"
         };
-        let command = format!("{command} --partition=debug --gres=gpu:1 --mps");
-        cell.check_refused_with(&command, line, &[], &words)?;
+        for partitions in ["debug", "main,debug"] {
+            let command = format!("{command} --partition={partitions} --gres=gpu:1 --mps");
+            cell.check_refused_with(&command, line, &[], &words)?;
+        }
     }
+    // The default partition has no name in the request. slurmctld reads a file that is newer by a
+    // second.
+    let file = cell.bed.dir().join("etc/job_submit.lua");
+    let write = |text: &str, seconds: u64| {
+        std::fs::write(&file, text)?;
+        let newer = SystemTime::now() + Duration::from_secs(seconds);
+        std::fs::File::options()
+            .write(true)
+            .open(&file)?
+            .set_modified(newer)
+    };
+    write(
+        &FORBIDS.replace("may_be_in(\"debug\"", "may_be_in(\"main\""),
+        2,
+    )?;
+    let words = ["--mps: not in partition debug"];
+    cell.check_refused_with("srun --gres=gpu:1 --mps", "true", &[], &words)?;
+    write(FORBIDS, 4)?;
     for words in ["", "--mps=off"] {
         check_bare(&cell.clients(
             &format!("--partition=debug -w node1 --gres=gpu:1 {words}"),
