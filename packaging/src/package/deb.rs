@@ -23,10 +23,10 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
 
 fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<PathBuf> {
     let dir = work.join(package.name());
-    let architecture = match package {
+    let (architecture, compression) = match package {
         // Scripts alone.
-        Package::Pbs => "all",
-        Package::Base | Package::Slurm => release.machine.debian(),
+        Package::Pbs => ("all", 6),
+        Package::Base | Package::Slurm => (release.machine.debian(), release.compression),
     };
     let version = &release.version;
     fs::create_dir_all(&dir)?;
@@ -52,7 +52,8 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     quietly(Command::new("find").arg(&dir).args(words.split(' ')))?;
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
-        .args(["--root-owner-group", "-Zxz", "--build"])
+        .args(["--root-owner-group", "-Zxz", &format!("-z{compression}")])
+        .arg("--build")
         .args([&dir, &made]);
     quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
     take_over(&made, out)

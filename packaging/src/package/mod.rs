@@ -97,6 +97,11 @@ fn pack(options: &Options) -> Result<Vec<PathBuf>> {
     let out = &fs::canonicalize(&options.out)?;
     let work = out.join("work");
     let version = options.number.as_deref().unwrap_or(VERSION);
+    // What is not to ship need not be small: for a quick build this is most of the work.
+    let compression = match options.quick || options.number.is_some() {
+        true => 0,
+        false => 6,
+    };
     let mut packages = BTreeSet::new();
     for built in &built {
         let work = work.join(built.machine.name());
@@ -105,6 +110,7 @@ fn pack(options: &Options) -> Result<Vec<PathBuf>> {
             version: version.to_owned(),
             epoch: epoch()?,
             machine: built.machine,
+            compression,
             files: stage::stage(&tree, built)?,
             tree,
         };

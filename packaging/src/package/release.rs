@@ -16,6 +16,8 @@ pub struct Release {
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
     pub machine: Machine,
+    /// xz's, from 0 to 9, for the large packages.
+    pub compression: u8,
     pub tree: PathBuf,
     pub files: Vec<Entry>,
 }

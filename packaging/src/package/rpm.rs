@@ -89,6 +89,7 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
         .replace("@MAINTAINER@", MAINTAINER)
         .replace("@HOMEPAGE@", HOMEPAGE)
         .replace("@STAGE@", tree.to_str().context("a path that is not text")?)
+        .replace("@COMPRESSION@", &release.compression.to_string())
         .replace("@DATE@", &date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))
         .replace("@FILES_PBS@", &files(release, Package::Pbs))

@@ -141,10 +141,10 @@ fn arm64_has_the_same_files() {
         debs[0] == debs[1],
         "mpsd-pbs.deb is not the same for both machines"
     );
-    // An RPM names in its header the machine on which, or for which, it was made. This is the sum
-    // of its files.
+    // An RPM names in its header the machine on which, or for which, it was made, and a quick build
+    // is packed less tightly. This is the sum of its files.
     let sums = [arm64::package, package]
-        .map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGEST}"));
+        .map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGESTALT}"));
     assert!(sums[0].len() == 64 && sums[0] == sums[1], "{sums:?}");
 }
 
