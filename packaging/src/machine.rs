@@ -32,7 +32,7 @@ const ENDED: &str = "machine: ended with ";
 const KERNEL: &str = "console=ttyS0 root=/dev/vda rw panic=-1 nohpet quiet loglevel=1 mitigations=off systemd.show_status=0";
 
 /// The packages, and the programs in them: optimized, which counts here.
-const PACKAGES: &str = "tmp/packages";
+const PACKAGES: &str = "tmp/machine-packages";
 const BUILT: &str = "x86_64-unknown-linux-gnu/release";
 const SHIPPED: &str = "mpsd mpsctl mps-probe mps-runner mps-prologue mps-epilogue libspank_mps.so";
 
@@ -110,10 +110,13 @@ pub fn stage() -> Result<Command> {
     ))
 }
 
-/// Makes the packages that machines install.
+/// Makes the packages that machines install: with the version given, they are packed quickly.
 fn packages() -> Result<()> {
     let packages = target_directory()?.join(PACKAGES).display().to_string();
-    package::run(&package::Options::into_dir("x86_64", &packages)?)
+    package::run(&package::Options {
+        number: Some(package::VERSION.to_owned()),
+        ..package::Options::into_dir("x86_64", &packages)?
+    })
 }
 
 pub fn run(options: &Options) -> Result<()> {
