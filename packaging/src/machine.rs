@@ -100,18 +100,8 @@ pub struct Options {
     words: Vec<String>,
 }
 
-/// Makes the packages first. The stage 'build' may have replaced this program.
-pub fn stage() -> Result<Command> {
-    let target = target_directory()?;
-    packages()?;
-    Ok(command(
-        &target.join("debug/xtask").display().to_string(),
-        "machine",
-    ))
-}
-
 /// Makes the packages that machines install: with the version given, they are packed quickly.
-fn packages() -> Result<()> {
+pub fn packages() -> Result<()> {
     let packages = target_directory()?.join(PACKAGES).display().to_string();
     package::run(&package::Options {
         number: Some(package::VERSION.to_owned()),
@@ -298,13 +288,13 @@ impl Machine {
     }
 
     /// Its clock counts instructions (`-icount`: one processor, two nanoseconds each) and jumps
-    /// where all wait. So no bound on time falls on a slow or busy host, and waiting costs nothing.
-    /// It needs no network.
+    /// where all wait. So no bound on time falls on a slow or busy host, waiting costs nothing, and
+    /// it takes the time that others leave. It needs no network.
     fn boot(&self, disk: &Path) -> Command {
         let mut command = command(
             "setpriv",
             &format!(
-                "--pdeathsig KILL {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none \
+                "--pdeathsig KILL nice {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none \
                  -monitor none -serial stdio -nic none -no-reboot"
             ),
         );

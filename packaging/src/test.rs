@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -33,27 +34,36 @@ const BOOTED: [(&str, &str); 3] = [
     ("protected_symlinks", "1"),
 ];
 
-/// The stages in the order of a whole run: when, name, the stages that it needs first, what it
-/// does, and cargo's words if that is all.
+/// The stages: when, name, the stages that it needs first, what it does, and cargo's words if that
+/// is all. After the first ones two run at a time: one of those here, which mostly wait, and one of
+/// those beside, which mostly compute. Whoever has done its own takes the rest.
 const STAGES: &str = "\
 first  | setup       |             | installs Slurm and munge where they are missing |
 first  | fmt         |             | cargo fmt --check | fmt --all --check
 first  | build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
+here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | unit        | build       | the unit tests of all crates, and what the plugin exports | test --locked --workspace --lib --bins --test abi
 here   | mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
-here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
-here   | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
-here   | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
-beside | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
 beside | aarch64     |             | builds what is shipped for aarch64 |
-beside | deny        |             | licences, sources and versions of the dependencies |
 beside | packages    | setup build | the packages, on systems that boot | test --locked --workspace --test packages
-beside | arm64-unit  |             | unit tests for aarch64, by an emulator |
 beside | vm          | build       | cells on a machine of their own, with cgroup v2 alone |
-beside | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
-last   | docs        | build       | the documentation's site, each link followed |";
+rest   | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
+rest   | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
+rest   | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
+rest   | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
+rest   | arm64-unit  |             | unit tests for aarch64, by an emulator |
+rest   | docs        | build       | the documentation's site, each link followed |
+rest   | deny        |             | licences, sources and versions of the dependencies |";
+
+/// Stages of the rest that begin after others have ended: those whose system they use, and those
+/// that also start a Slurm or install packages.
+const AFTER: [(&str, &str); 3] = [
+    ("slurm-24.11", "packages slurm"),
+    ("arm64-unit", "packages vm"),
+    ("docs", "packages vm"),
+];
 
 struct Stage {
     when: &'static str,
@@ -111,15 +121,76 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         ..Report::default()
     };
     let built = report.stages.len();
+    let queue = Queue::new(&chosen);
     std::thread::scope(|scope| {
-        scope.spawn(|| beside.all(&chosen, "beside"));
-        report.all(&chosen, "here");
+        scope.spawn(|| queue.run(&mut beside, "beside"));
+        queue.run(&mut report, "here");
     });
     report.say(&beside.held.take().unwrap_or_default());
     report.stages.extend(beside.stages.split_off(built));
     report.tally.add(beside.tally);
-    report.all(&chosen, "last");
     Ok(report.end())
+}
+
+/// The stages after the first ones that have not ended, and whether each has begun.
+struct Queue<'a> {
+    stages: Mutex<Vec<(&'a Stage, bool)>>,
+    ended: Condvar,
+}
+
+impl<'a> Queue<'a> {
+    fn new(stages: &'a [Stage]) -> Queue<'a> {
+        let stages = stages.iter().filter(|stage| stage.when != "first");
+        Queue {
+            stages: Mutex::new(stages.map(|stage| (stage, false)).collect()),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// Runs the stages of this time, then the rest, together with the one who does the others.
+    fn run(&self, report: &mut Report, when: &str) {
+        while let Some(stage) = self.next(when) {
+            report.one(stage);
+            self.end(stage);
+        }
+    }
+
+    fn end(&self, ended: &Stage) {
+        let mut stages = self.stages.lock().expect("no thread panics");
+        stages.retain(|(stage, _)| stage.name != ended.name);
+        self.ended.notify_all();
+    }
+
+    /// Waits for a stage that may begin; `None` if none is left.
+    fn next(&self, when: &str) -> Option<&'a Stage> {
+        let mut stages = self.stages.lock().expect("no thread panics");
+        loop {
+            if let Some(at) = free(&stages, when) {
+                stages[at].1 = true;
+                return Some(stages[at].0);
+            }
+            let mut unbegun = stages.iter().filter(|(_, has_begun)| !has_begun);
+            if !unbegun.any(|(stage, _)| stage.when == "rest") {
+                return None;
+            }
+            stages = self.ended.wait(stages).expect("no thread panics");
+        }
+    }
+}
+
+/// The place of the next stage that may begin.
+fn free(stages: &[(&Stage, bool)], when: &str) -> Option<usize> {
+    let is_open = |name: &str| stages.iter().any(|(stage, _)| stage.name == name);
+    let must_wait = |name: &str| {
+        let mut after = AFTER.iter().filter(|(stage, _)| *stage == name);
+        after.any(|(_, others)| others.split(' ').any(is_open))
+    };
+    let find = |when| {
+        stages.iter().position(|(stage, has_begun)| {
+            stage.when == when && !has_begun && !must_wait(stage.name)
+        })
+    };
+    find(when).or_else(|| find("rest"))
 }
 
 /// The named stages with those that they need, in order; all stages if none is named.
@@ -169,10 +240,14 @@ struct Report {
 impl Report {
     fn all(&mut self, stages: &[Stage], when: &str) {
         for stage in stages.iter().filter(|stage| stage.when == when) {
-            match stage.needs.iter().find(|needed| self.failed(needed)) {
-                Some(needed) => self.skip(&format!("{}: '{needed}' failed", stage.name)),
-                None => self.stage(stage),
-            }
+            self.one(stage);
+        }
+    }
+
+    fn one(&mut self, stage: &Stage) {
+        match stage.needs.iter().find(|needed| self.failed(needed)) {
+            Some(needed) => self.skip(&format!("{}: '{needed}' failed", stage.name)),
+            None => self.stage(stage),
         }
     }
 
@@ -189,15 +264,6 @@ impl Report {
             "setup" => {
                 let done = slurm();
                 self.verdict(name, started, Tally::default(), done);
-            }
-            "docs" => {
-                if let Err(why) = site::prepare() {
-                    let what = "what makes the site cannot be had";
-                    return self.skip(&format!("{name}: {what}: {why:#}"));
-                }
-                println!("\n=== {name}: cargo xtask docs");
-                let made = site::run();
-                self.verdict(name, started, Tally::default(), made);
             }
             _ => match command_of(stage) {
                 Ok(Ok(command)) => self.command(name, command),
@@ -317,9 +383,15 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
             Ok(command)
         }),
         "vm" => match machine::system() {
-            Ok(_) => Ok(machine::stage()?),
+            Ok(_) => {
+                machine::packages()?;
+                built("machine")
+            }
             Err(missing) => Err(missing),
         },
+        "docs" => site::prepare()
+            .context("what makes the site cannot be had")
+            .and_then(|()| built("docs")),
         "slurm-24.11" => {
             let root = cargo::target_directory()?.join("tmp/debian-trixie/root");
             if !root.is_dir() {
@@ -353,6 +425,12 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         command.env("RUST_TEST_THREADS", threads.to_string());
     }
     Ok(Ok(command))
+}
+
+/// This program with a verb. The stage 'build' may have replaced its file.
+fn built(verb: &str) -> Result<Command> {
+    let program = cargo::target_directory()?.join("debug/xtask");
+    Ok(command::command(&program.display().to_string(), verb))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -454,6 +532,47 @@ mod tests {
             let earlier = stage.needs.iter().all(|needed| at(needed) < at(stage.name));
             assert!(earlier && !stage.what.is_empty(), "{}", stage.name);
         }
+    }
+
+    #[test]
+    fn the_rest_is_shared_and_waits_for_what_it_needs() {
+        let all: Vec<Stage> = stages().collect();
+        let queue = Queue::new(&all);
+        let next = |when| queue.next(when).unwrap();
+        let own = |when| all.iter().filter(move |stage| stage.when == when);
+        for (name, others) in AFTER {
+            let are_waited_for = others.split(' ').all(|other| {
+                let mut before = own("here").chain(own("beside"));
+                before.any(|stage| stage.name == other)
+            });
+            assert!(
+                own("rest").any(|stage| stage.name == name) && are_waited_for,
+                "{name}"
+            );
+        }
+        let beside: Vec<_> = own("beside").map(|_| next("beside")).collect();
+        assert!(beside.iter().all(|stage| stage.when == "beside"));
+        assert_eq!(next("beside").name, "clippy");
+        beside.iter().for_each(|stage| queue.end(stage));
+        assert_eq!(next("here").name, "suite");
+        assert_eq!(next("beside").name, "oldest-rust");
+        queue.end(own("here").find(|stage| stage.name == "slurm").unwrap());
+        assert_eq!(next("beside").name, "slurm-24.11");
+        let left = std::iter::from_fn(|| queue.next("here"));
+        let left: Vec<_> = left.map(|stage| stage.name).collect();
+        assert_eq!(
+            left,
+            [
+                "unit",
+                "mom",
+                "contract",
+                "doc",
+                "arm64-unit",
+                "docs",
+                "deny"
+            ]
+        );
+        assert!(queue.next("beside").is_none());
     }
 
     #[test]
