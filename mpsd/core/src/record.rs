@@ -253,14 +253,14 @@ impl Record {
         }
         let unreadable = |error| format!("unreadable record: {error}");
         // The version first: another format may have any other keys.
-        let Head { version } = serde_json::from_str(text).map_err(unreadable)?;
+        let Head { version } = serde_json::from_slice(text.as_bytes()).map_err(unreadable)?;
         if version != VERSION {
             let why = "the packages on this node are of two releases";
             return Err(format!(
                 "record of version {version}, this program reads {VERSION}: {why}"
             ));
         }
-        serde_json::from_str(text).map_err(unreadable)
+        serde_json::from_slice(text.as_bytes()).map_err(unreadable)
     }
 
     /// The record's text; fails if a path is not UTF-8.

@@ -135,14 +135,15 @@ impl Journal {
         struct Head {
             version: u32,
         }
-        let head: Head = serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))?;
+        let unreadable = |e| format!("not a journal: {e}");
+        let head: Head = serde_json::from_slice(text.as_bytes()).map_err(unreadable)?;
         if head.version > VERSION {
             let format = head.version;
             return Err(format!(
                 "written by a newer release (format {format}, this one reads {VERSION})"
             ));
         }
-        serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))
+        serde_json::from_slice(text.as_bytes()).map_err(unreadable)
     }
 
     /// The journal's text; an error if a path is not UTF-8.

@@ -55,7 +55,7 @@ pub struct Ledger {
 /// still counts.
 fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Inventory>, D::Error> {
     let told = Option::<serde_json::Value>::deserialize(from)?;
-    Ok(told.and_then(|told| serde_json::from_value(told).ok()))
+    Ok(told.and_then(|told| serde_json::from_slice(told.to_string().as_bytes()).ok()))
 }
 
 impl Default for Ledger {
