@@ -6,7 +6,6 @@ use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::Percent;
 use super::paths::{JOBS, SHARED};
-use super::programs::PROGRAMS;
 use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::{count, one_line};
@@ -272,7 +271,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     changes.extend(task.sees(names(record, task, daemon, &gpus)));
     let job = task.inherited_job.as_deref();
     let is_foreign = job.is_some_and(|job| job != record.job.as_str());
-    changes.extend(of_jax(task, &gpus, is_foreign).filter(|_| PROGRAMS.sets(JAX_DEVICES)));
+    changes.extend(of_jax(task, &gpus, is_foreign));
     let threads =
         by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
     let memory = by_rank(&record.rank_memory, task, "memory limits")?.map(|limits| {
