@@ -6,7 +6,7 @@ use crate::failure::{Evidence, Fault};
 use crate::limits::{Amount, Invalid, Percent};
 use crate::request::{MemoryLimit, Mode, Threads};
 use crate::text::{is_word, nearest, one_line, or_meant};
-use serde::de::{DeserializeOwned, IntoDeserializer as _};
+use serde::de::{DeserializeOwned, IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -121,6 +121,12 @@ impl<'a> Entry<'a> {
         check: impl FnOnce(String) -> Result<T, String>,
     ) -> Result<T, ConfigError> {
         check(self.get()?).map_err(|why| ConfigError::at(self.value.span(), why))
+    }
+
+    /// One of the words of an enum. TOML's own deserializer is large for each type.
+    fn word<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        let in_words = |error: value::Error| in_words(&error.to_string());
+        self.checked(|text| T::deserialize(text.into_deserializer()).map_err(in_words))
     }
 
     fn path(&self) -> Result<PathBuf, ConfigError> {
@@ -263,7 +269,7 @@ macro_rules! words {
 
         impl Value for $type {
             fn read(entry: &Entry<'_>) -> Result<Self, ConfigError> {
-                entry.get()
+                entry.word()
             }
         }
     )+};
