@@ -160,7 +160,8 @@ fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
     let on_each = on_each(dealt, gpus);
     std::array::from_fn(|habit| {
         let mut crowds: Vec<usize> = on_each.iter().map(|gpu| gpu[habit]).collect();
-        crowds.sort_unstable_by_key(|crowd| Reverse(*crowd));
+        crowds.sort_unstable();
+        crowds.reverse();
         crowds
     })
 }

@@ -135,7 +135,8 @@ pub fn directories() -> Vec<PathBuf> {
     let side_by_side = SIDE_BY_SIDE.iter().flat_map(|dir| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let mut found: Vec<PathBuf> = entries.map(|entry| entry.path().join("bin")).collect();
-        found.sort_by(|one, other| other.cmp(one));
+        found.sort();
+        found.reverse();
         found
     });
     let mut found: Vec<PathBuf> = Vec::new();
