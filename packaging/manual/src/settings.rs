@@ -3,7 +3,7 @@
 //! separate blocks.
 
 use anyhow::{Result, bail};
-use mpsd_core::config::{Row, SECTIONS, Settings};
+use mpsd_core::config::{Row, SECTIONS, Settings, TEXTS};
 
 /// The file's first block.
 const HEAD: &str = "\
@@ -41,16 +41,16 @@ pub fn to_toml() -> String {
     let comment =
         |text: &[&str]| -> String { text.iter().map(|line| format!("#{line}\n")).collect() };
     let mut file = HEAD.to_owned();
-    for section in SECTIONS {
+    for (section, (about, texts)) in SECTIONS.iter().zip(TEXTS) {
         if !section.name.is_empty() {
-            file += &format!("\n{}[{}]\n", comment(section.text), section.name);
+            file += &format!("\n{}[{}]\n", comment(about), section.name);
         }
-        for (n, row) in section.rows.iter().enumerate() {
-            let apart = !row.text.is_empty() && (n > 0 || section.name.is_empty());
+        for (n, (row, text)) in section.rows.iter().zip(*texts).enumerate() {
+            let apart = !text.is_empty() && (n > 0 || section.name.is_empty());
             let value = default(row).or_else(|| row.example.map(str::to_owned));
             let value = value.unwrap_or_default();
             let space = if apart { "\n" } else { "" };
-            file += &format!("{space}{}#{} = {value}\n", comment(row.text), row.key);
+            file += &format!("{space}{}#{} = {value}\n", comment(text), row.key);
         }
     }
     file + "\n" + TAIL

@@ -8,7 +8,7 @@ mod values;
 
 pub use hosts::HostList;
 pub use settings::{
-    Ceilings, Defaults, Drain, Origin, Pbs, Reports, Row, SECTIONS, Section, Settings, Slurm,
+    Ceilings, Defaults, Drain, Origin, Pbs, Reports, Row, SECTIONS, Section, Settings, Slurm, TEXTS,
 };
 pub use values::{
     Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, Wait, WarnOrRefuse,

@@ -20,8 +20,6 @@ pub struct Row {
     pub key: &'static str,
     /// `slurm.wait`
     pub name: &'static str,
-    /// Its text in the file, a line each; empty: it shares the text above it.
-    pub text: &'static [&'static str],
     /// A value for the file's comment, if there is no default.
     pub example: Option<&'static str>,
     pub(super) read: fn(&mut Settings, &Entry<'_>) -> Result<(), ConfigError>,
@@ -42,10 +40,10 @@ impl Row {
 pub struct Section {
     /// The table's name; empty: outside of tables.
     pub name: &'static str,
-    /// The file's text above the table.
-    pub text: &'static [&'static str],
     pub rows: &'static [Row],
 }
+
+type Lines = &'static [&'static str];
 
 /// `field as "key": Type = default => example, parser;`. `as "key"`, the example and the parser are
 /// optional; `values` has each type's usual parser. Fields behind `+` are no keys.
@@ -83,11 +81,9 @@ macro_rules! settings {
         /// The keys outside of tables, then the tables.
         pub static SECTIONS: &[Section] = &[$(Section {
             name: settings!(@section $section),
-            text: &[$($about),*],
             rows: &[$(Row {
                 key: settings!(@name [] $field $($key)?),
                 name: settings!(@name $section $field $($key)?),
-                text: &[$($text),*],
                 example: settings!(@some $($example)?),
                 read: |settings, entry| {
                     settings!(@part settings $section).$field = settings!(@read entry $($read)?)?;
@@ -96,6 +92,11 @@ macro_rules! settings {
                 written: |settings| settings!(@part settings $section).$field.written(),
             }),+],
         }),+];
+
+        /// The file's text above each table, and above each of its keys, in the order of
+        /// [`SECTIONS`]; a key without one shares the text above it. Apart, because only the
+        /// shipped file needs it.
+        pub static TEXTS: &[(Lines, &[Lines])] = &[$((&[$($about),*], &[$(&[$($text),*]),+])),+];
     };
     (@name [] $field:ident) => { stringify!($field) };
     (@name [] $field:ident $key:literal) => { $key };
