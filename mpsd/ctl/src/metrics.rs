@@ -19,6 +19,7 @@ use mpsd::node::tasks::{Task, tasks};
 use mpsd_core::advice::RULES;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
+use mpsd_core::file::Durability;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{self, RecordGpu, memory_limit};
 use mpsd_core::{Failure, GpuUuid, JobId, Paths};
@@ -72,7 +73,8 @@ impl Metrics {
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let written = site_directory::change(paths, directory, WRITE_TIME, || {
         let written = Dir::open(directory);
-        let written = written.and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
+        let written =
+            written.and_then(|dir| dir.write(FILE, page.as_bytes(), MODE, Durability::Placed));
         written.map_err(|error| error.to_string())
     });
     let what = format!("'{}'", directory.join(FILE).display());

@@ -72,10 +72,7 @@ impl Files for RealNode {
         durability: Durability,
     ) -> Result<(), FileError> {
         let (dir, name) = parent(path)?;
-        match durability {
-            Durability::OnDisk => dir.write_atomic(name, bytes, mode),
-            Durability::Placed => dir.write_whole(name, bytes, mode),
-        }
+        dir.write(name, bytes, mode, durability)
     }
 
     fn remove_file(&mut self, path: &Path) -> Result<(), FileError> {

@@ -13,6 +13,7 @@ use crate::job::report::{JobOutcome, JobReport, VERSION, began};
 use crate::job::tally::Tally;
 use batch::drain::{Marker, markers};
 use mpsd_core::config::Reports;
+use mpsd_core::file::Durability;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, Paths};
 use mpsd_sys::deadline::Deadline;
@@ -125,7 +126,8 @@ fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, Repor
     let mut tally = before.clone();
     change(&mut tally);
     if tally != before {
-        reports.write_whole(COUNTERS, &serde_json::to_vec(&tally)?, ROOTS_FILE)?;
+        let text = serde_json::to_vec(&tally)?;
+        reports.write(COUNTERS, &text, ROOTS_FILE, Durability::Placed)?;
     }
     Ok(tally)
 }
@@ -155,7 +157,8 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
         Some(earlier) => report.clone().after(earlier),
         None => report.clone(),
     };
-    reports.write_whole(&name, &serde_json::to_vec(&report)?, ROOTS_FILE)?;
+    let text = serde_json::to_vec(&report)?;
+    reports.write(&name, &text, ROOTS_FILE, Durability::Placed)?;
     if !is_counted {
         change(&reports, |tally| tally.end(&report))?;
     }
@@ -184,7 +187,7 @@ fn written(dir: &Dir, name: &str) -> Option<u64> {
     u64::try_from(status.st_mtime).ok()
 }
 
-/// What a killed writer left of reports (see [`Dir::write_whole`]), last written before `then`.
+/// What a killed writer left of reports (see [`Dir::write`]), last written before `then`.
 fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
     let is_old = |name: &str| written(reports, name).is_some_and(|time| time < then);
@@ -274,7 +277,7 @@ fn keep_copy(paths: &Paths, report: &JobReport, days: u32) -> Result<(), Reports
     let name = copy_name(&report.job);
     let earlier = own.read_limited(&name, LONGEST).ok().flatten();
     let text = joined(&earlier.unwrap_or_default(), report)?;
-    own.write_whole(&name, text.as_bytes(), COPY)?;
+    own.write(&name, text.as_bytes(), COPY, Durability::Placed)?;
     Ok(prune(&own, &name, days, now())?)
 }
 

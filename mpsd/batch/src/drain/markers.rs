@@ -1,6 +1,7 @@
 //! Markers of our own drains, and the spool of those that were not delivered, in
 //! `/var/lib/mpsd/drains`.
 
+use mpsd_core::file::Durability;
 use mpsd_core::{Paths, Scheduler};
 use mpsd_sys::files::{Dir, FileError};
 use std::ffi::OsStr;
@@ -62,7 +63,8 @@ fn directory(paths: &Paths) -> Result<Dir, FileError> {
 
 pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
-    let written = directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644));
+    let written =
+        directory(paths).and_then(|dir| dir.write(marker.file(), &text, 0o644, Durability::OnDisk));
     written.map_err(|e| e.to_string())
 }
 

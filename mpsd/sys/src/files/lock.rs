@@ -93,6 +93,7 @@ mod tests {
     use crate::files::{Dir, FileError};
     use crate::spawn::Child;
     use crate::testing::alone;
+    use mpsd_core::file::Durability;
     use std::time::Duration;
 
     #[test]
@@ -103,7 +104,7 @@ mod tests {
         let pid = match crate::raw::fork().unwrap() {
             None => {
                 let held = dir.lock("gpu", Deadline::after_ms(1000));
-                let _ = dir.write_atomic("held", b"", 0o600);
+                let _ = dir.write("held", b"", 0o600, Durability::Placed);
                 while held.is_ok() {
                     nix::unistd::pause();
                 }

@@ -216,34 +216,14 @@ impl Dir {
 
     /// Replaces or makes a file in one step, also over a crash of the node. Two writers of one name
     /// need a lock.
-    pub fn write_atomic(
+    pub fn write(
         &self,
         name: impl AsRef<OsStr>,
-        bytes: &[u8],
-        mode: u32,
-    ) -> Result<(), FileError> {
-        self.replace(name.as_ref(), bytes, mode, Durability::OnDisk)
-    }
-
-    /// [`Dir::write_atomic`] without waiting for the disk: for what need not survive the node's
-    /// end.
-    pub fn write_whole(
-        &self,
-        name: impl AsRef<OsStr>,
-        bytes: &[u8],
-        mode: u32,
-    ) -> Result<(), FileError> {
-        self.replace(name.as_ref(), bytes, mode, Durability::Placed)
-    }
-
-    fn replace(
-        &self,
-        name: &OsStr,
         bytes: &[u8],
         mode: u32,
         until: Durability,
     ) -> Result<(), FileError> {
-        let (_, path) = self.entry(&name)?;
+        let (name, path) = self.entry(&name)?;
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
@@ -384,22 +364,27 @@ mod tests {
     #[test]
     fn a_write_is_whole_or_not_at_all() {
         let (place, dir) = place();
-        dir.write_atomic("journal", b"one", 0o600).unwrap();
+        dir.write("journal", b"one", 0o600, Durability::OnDisk)
+            .unwrap();
         // A crash left its half-made file; a user left a link and a file of the same hidden name.
         std::fs::write(place.path().join(".journal.new"), b"half").unwrap();
-        dir.write_atomic("journal", b"two", 0o644).unwrap();
+        dir.write("journal", b"two", 0o644, Durability::OnDisk)
+            .unwrap();
         assert_eq!(dir.read_limited("journal", 3).unwrap().unwrap(), b"two");
         let mode = dir.status_of("journal").unwrap().unwrap().st_mode;
         assert_eq!(mode & 0o7777, 0o644);
         let victim = place.path().join("victim");
         std::fs::write(&victim, b"untouched").unwrap();
         symlink(&victim, place.path().join(".journal.new")).unwrap();
-        dir.write_atomic("journal", b"three", 0o600).unwrap();
+        dir.write("journal", b"three", 0o600, Durability::OnDisk)
+            .unwrap();
         std::fs::hard_link(&victim, place.path().join(".journal.new")).unwrap();
-        dir.write_atomic("journal", b"four", 0o600).unwrap();
+        dir.write("journal", b"four", 0o600, Durability::OnDisk)
+            .unwrap();
         // The file itself may be a link.
         symlink(&victim, place.path().join("record")).unwrap();
-        dir.write_whole("record", b"ours", 0o644).unwrap();
+        dir.write("record", b"ours", 0o644, Durability::Placed)
+            .unwrap();
         assert!(
             dir.read_limited("record", 9).unwrap().is_some() && dir.remove_file("record").unwrap()
         );
@@ -410,7 +395,9 @@ mod tests {
         assert!(matches!(dir.names(1), Err(FileError::Bound { .. })));
         // A failed write leaves the old file and no other.
         std::fs::create_dir(place.path().join("goal")).unwrap();
-        let failed = dir.write_atomic("goal", b"x", 0o600).unwrap_err();
+        let failed = dir
+            .write("goal", b"x", 0o600, Durability::OnDisk)
+            .unwrap_err();
         assert_eq!(failed.errno(), Some(Errno::EISDIR));
         assert_eq!(dir.names(10).unwrap().len(), 3);
     }
