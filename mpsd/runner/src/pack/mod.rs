@@ -8,43 +8,20 @@ mod run;
 
 use crate::places::Places;
 use crate::setting::{Setting, code_of};
-use crate::share::Share;
 use anyhow::Result;
 use commands::{Line, Part};
 use ctl::{Caller, NAME, complain, say, say_json};
 use joblog::JobLog;
 use mpsd_core::Refusal;
-use mpsd_core::limits::Invalid;
 use mpsd_core::text::one_line;
-use run::{Limits, Memory, Runner};
+use run::{Limits, Runner};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::time::Duration;
 
 /// As GNU parallel's: 1 to 100 are numbers of failed commands.
 pub const EXIT_NOTHING_RUN: u8 = 255;
 const EXIT_MORE_FAILED: u8 = 101;
 const SHOWN: usize = 60;
-
-/// A number, or what finds it.
-#[derive(Debug, Clone, Copy)]
-struct AtOnce(Option<u32>);
-
-impl FromStr for AtOnce {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        match text.parse() {
-            Ok(number @ 1..=4096) => Ok(Self(Some(number))),
-            _ if text == "auto" => Ok(Self(None)),
-            _ => {
-                let allowed = "auto, or a number from 1 to 4096";
-                Err(Invalid::new("no such number of commands", allowed))
-            }
-        }
-    }
-}
 
 /// `mpsctl pack`.
 #[derive(Debug, Clone, clap::Args)]
@@ -52,19 +29,8 @@ pub struct Pack {
     /// The job; from the scheduler's variables if not given
     #[arg(long, value_name = "ID")]
     pub job: Option<String>,
-    /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on
-    /// each GPU, and runs more while the GPUs draw more power for it, and memory, cores and MPS
-    /// clients allow
-    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
-    at_once: AtOnce,
-    /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its
-    /// GPU when it starts
-    #[arg(long, value_name = "P", default_value = "none")]
-    threads: Share,
-    /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it
-    /// starts), 4G, 25%
-    #[arg(long, value_name = "M", default_value = "none")]
-    mem: Memory,
+    #[command(flatten)]
+    limits: Limits,
     /// Directory of each command's output, SEQ.out, and of the job log; FILE.results if not given
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
@@ -78,12 +44,6 @@ pub struct Pack {
     /// Leave out the commands that succeeded by the job log
     #[arg(long)]
     resume_failed: bool,
-    /// Run a command that fails up to N times in all
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    retries: u32,
-    /// End a command that takes longer, with all that it started
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    timeout: Option<Duration>,
     /// Print the commands that would run, and run none
     #[arg(long)]
     dry_run: bool,
@@ -93,13 +53,6 @@ pub struct Pack {
     /// File with a command on each line; - is standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-}
-
-fn seconds(text: &str) -> Result<Duration, Invalid> {
-    let span = text.parse().ok();
-    let span = span.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let span = span.filter(|span| !span.is_zero() && *span < Duration::from_secs(1 << 31));
-    span.ok_or_else(|| Invalid::new("not a number of seconds", "a number above 0"))
 }
 
 impl Pack {
@@ -138,8 +91,7 @@ impl Pack {
             forget(&log, part);
         }
         let left = self.left(&own, &log)?;
-        let limits = self.limits();
-        let mut runner = Runner::new(limits, places, setting, caller, left, &directory, open);
+        let mut runner = Runner::new(self.limits, places, setting, caller, left, &directory, open);
         let ended = runner.run()?;
         runner.finish();
         let already = own.len() as u64 - runner.asked;
@@ -154,16 +106,6 @@ impl Pack {
         }
         let failed = u8::try_from(runner.failed.len());
         Ok(failed.map_or(EXIT_MORE_FAILED, |failed| failed.min(EXIT_MORE_FAILED)))
-    }
-
-    fn limits(&self) -> Limits {
-        Limits {
-            at_once: self.at_once.0,
-            threads: self.threads,
-            memory: self.mem,
-            retries: self.retries,
-            timeout: self.timeout,
-        }
     }
 
     fn directory(&self) -> PathBuf {

@@ -53,6 +53,25 @@ const SEQ: &str = "PARALLEL_SEQ";
 /// Failed commands that the summary names.
 const NAMED: usize = 20;
 
+/// A number, or what finds it.
+#[derive(Debug, Clone, Copy)]
+struct AtOnce(Option<u32>);
+
+impl FromStr for AtOnce {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text.parse() {
+            Ok(number @ 1..=4096) => Ok(Self(Some(number))),
+            _ if text == "auto" => Ok(Self(None)),
+            _ => {
+                let allowed = "auto, or a number from 1 to 4096";
+                Err(Invalid::new("no such number of commands", allowed))
+            }
+        }
+    }
+}
+
 /// The memory of each command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
@@ -73,15 +92,35 @@ impl FromStr for Memory {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+/// How many commands run at once, and what each may take.
+#[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Limits {
-    /// `None`: found.
-    pub at_once: Option<u32>,
-    pub threads: Share,
-    pub memory: Memory,
-    /// Times that a command may run.
-    pub retries: u32,
-    pub timeout: Option<Duration>,
+    /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on
+    /// each GPU, and runs more while the GPUs draw more power for it, and memory, cores and MPS
+    /// clients allow
+    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
+    at_once: AtOnce,
+    /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its
+    /// GPU when it starts
+    #[arg(long, value_name = "P", default_value = "none")]
+    threads: Share,
+    /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it
+    /// starts), 4G, 25%
+    #[arg(long = "mem", value_name = "M", default_value = "none")]
+    memory: Memory,
+    /// Run a command that fails up to N times in all
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    retries: u32,
+    /// End a command that takes longer, with all that it started
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, Invalid> {
+    let span = text.parse().ok();
+    let span = span.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let span = span.filter(|span| !span.is_zero() && *span < Duration::from_secs(1 << 31));
+    span.ok_or_else(|| Invalid::new("not a number of seconds", "a number above 0"))
 }
 
 /// A command that waits for its turn.
@@ -179,7 +218,7 @@ impl<'a> Runner<'a> {
             progress: Progress::new(asked),
             places,
         };
-        if limits.at_once.is_none() && runner.places.has_mps() {
+        if limits.at_once.0.is_none() && runner.places.has_mps() {
             runner.growth = Some(runner.growth());
         }
         runner
@@ -214,7 +253,7 @@ impl<'a> Runner<'a> {
 
     /// Commands at once, on all GPUs.
     fn at_once(&self) -> usize {
-        let number = match (self.limits.at_once, &self.growth) {
+        let number = match (self.limits.at_once.0, &self.growth) {
             (Some(number), _) => number,
             (None, Some(growth)) => growth.each() * self.places.count(),
             // They would take turns.
@@ -225,7 +264,7 @@ impl<'a> Runner<'a> {
 
     /// Runs all; the signal that ended it early.
     pub fn run(&mut self) -> Result<Option<Signal>> {
-        if self.limits.at_once.is_none() && !self.places.has_mps() {
+        if self.limits.at_once.0.is_none() && !self.places.has_mps() {
             let line = "pack: this job has no MPS, and commands on a GPU would take turns: one at a time on each (submit it with --mps)";
             self.progress.tell(line);
         }
