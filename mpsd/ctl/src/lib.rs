@@ -21,11 +21,6 @@ mod terminal;
 mod waiting;
 
 pub use attach::{Caller, NO_JOB};
+use mpsd::cli::this_node;
 pub use mpsd::cli::{NAME, complain, examples};
-use mpsd::node::real::RealNode;
-use mpsd_core::config::Settings;
 pub use terminal::{say, say_json};
-
-fn this_node(settings: &Settings) -> RealNode {
-    RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
-}

@@ -42,7 +42,8 @@ pub fn or_directories(
     })
 }
 
-fn this_node(settings: &Settings) -> RealNode {
+/// This node, for a command that has `deadline` for all its work.
+pub fn this_node(settings: &Settings) -> RealNode {
     RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
 }
 
