@@ -236,6 +236,10 @@ impl Record {
         }
     }
 
+    pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
+        self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
+    }
+
     /// `CUDA_VISIBLE_DEVICES` of MIG devices has names, not numbers
     /// (docs/facts/slurm.md#gpus-of-a-job).
     pub fn is_mig(&self) -> bool {
@@ -247,13 +251,8 @@ impl Record {
     }
 
     pub fn parse(text: &str) -> Result<Self, String> {
-        #[derive(serde::Deserialize)]
-        struct Head {
-            version: u32,
-        }
         let unreadable = |error| format!("unreadable record: {error}");
-        // The version first: another format may have any other keys.
-        let Head { version } = serde_json::from_slice(text.as_bytes()).map_err(unreadable)?;
+        let version = version_of(text).map_err(unreadable)?;
         if version != VERSION {
             let why = "the packages on this node are of two releases";
             return Err(format!(
@@ -271,6 +270,16 @@ impl Record {
     }
 }
 
+/// The version of a record's or journal's text. It comes first: another format may have any other
+/// keys.
+pub fn version_of(text: &str) -> serde_json::Result<u32> {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    serde_json::from_slice::<Head>(text.as_bytes()).map(|head| head.version)
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordRead {
     Absent,
@@ -286,17 +295,24 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
+/// The record at `path`, if it is there and can be read now.
+pub fn found(path: &Path) -> Option<Record> {
+    match look(path) {
+        Ok(RecordRead::Found(record)) => Some(*record),
+        _ => None,
+    }
+}
+
 /// Finds the job among `jobs` by the `sluid` of its record; `path` gives the record's file.
 pub fn by_sluid(
     path: impl Fn(&JobId) -> PathBuf,
     jobs: impl IntoIterator<Item = JobId>,
     sluid: &str,
 ) -> Option<JobId> {
-    let has_it = |job: &JobId| match look(&path(job)) {
-        Ok(RecordRead::Found(record)) => record.sluid.as_deref() == Some(sluid),
-        _ => false,
-    };
-    jobs.into_iter().find(has_it).map(|job| job.whole())
+    let has_it = |job: &JobId| found(&path(job))?.sluid.filter(|own| own == sluid);
+    let mut jobs = jobs.into_iter();
+    jobs.find(|job| has_it(job).is_some())
+        .map(|job| job.whole())
 }
 
 /// Reads the record at `path`, once. A job without a directory has no record, even if the way there
@@ -318,7 +334,8 @@ pub fn look(path: &Path) -> Result<RecordRead, String> {
     Ok(RecordRead::Found(Box::new(record)))
 }
 
-fn is_absent(path: &Path) -> bool {
+/// Whether nothing is at `path`; other errors say nothing of that.
+pub fn is_absent(path: &Path) -> bool {
     let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
     path.symlink_metadata()
         .is_err_and(|error| absent.contains(&error.kind()))

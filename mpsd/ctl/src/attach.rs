@@ -14,7 +14,7 @@ use mpsd_core::environment::{
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
+use mpsd_core::record::{self, Daemon, Record, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal, by_site, listener, script};
 use std::path::Path;
 
@@ -226,10 +226,8 @@ impl Caller<'_> {
     /// Whether the caller's MPS did not start, and the node alone can be the cause.
     pub(crate) fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
-        let failed = |id: &JobId| {
-            let read = record::look(&settings.paths.job(id).record());
-            matches!(read, Ok(RecordRead::Found(record)) if record.of_node)
-        };
+        let record = |id: &JobId| record::found(&settings.paths.job(id).record());
+        let failed = |id: &JobId| record(id).is_some_and(|record| record.of_node);
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 

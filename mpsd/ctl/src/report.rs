@@ -9,11 +9,11 @@ use mpsd::job::report_text::{advice, lines};
 use mpsd::node::reports::{self, StoredReports};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::record::{self, RecordRead, RecordState};
+use mpsd_core::record::{self, RecordState};
 use mpsd_core::{Failure, JobId, Refusal};
 use mpsd_sys::files::FileError;
+use mpsd_sys::now;
 use setup::VerbError;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
@@ -122,11 +122,8 @@ fn of_job(settings: &Settings, job: &str, since: u64) -> Result<Vec<JobReport>, 
 fn not_ended(settings: &Settings, job: &str) -> Option<String> {
     let uid = nix::unistd::geteuid();
     let meant = batch::meant(job, &Location::of(settings)).ok()?;
-    let record = |job| match record::look(&settings.paths.job(job).record()) {
-        Ok(RecordRead::Found(record)) => Some(record),
-        _ => None,
-    };
-    let record = meant.iter().find_map(record)?;
+    let mut meant = meant.iter();
+    let record = meant.find_map(|job| record::found(&settings.paths.job(job).record()))?;
     if !uid.is_root() && record.uid != uid.as_raw() {
         return None;
     }
@@ -160,8 +157,7 @@ fn since(text: &str) -> Result<u64, Refusal> {
         Some(number.saturating_mul(*seconds))
     });
     let ago = parsed.next().ok_or_else(wrong)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    Ok(now.unwrap_or_default().as_secs().saturating_sub(ago))
+    Ok(now().saturating_sub(ago))
 }
 
 #[cfg(test)]

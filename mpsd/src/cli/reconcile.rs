@@ -17,7 +17,7 @@ use batch::drain::markers;
 use batch::host::boot_time;
 use batch::{Location, Scheduler};
 use mpsd_core::config::Settings;
-use mpsd_core::record::{self, RecordRead};
+use mpsd_core::record;
 use mpsd_core::text::list;
 use mpsd_core::{Failure, JobId, Paths, Undetermined};
 use mpsd_sys::deadline::Deadline;
@@ -261,12 +261,10 @@ impl<'a> Run<'a> {
         let job = match &journal {
             Some(journal) => journal.job().clone(),
             // A long id is shortened in the directory's name; the record has it whole.
-            None => match record::look(&self.settings.paths.job(&named).record()) {
-                Ok(RecordRead::Found(record)) if record.job.directory_name() == named.as_str() => {
-                    record.job
-                }
-                _ => named,
-            },
+            None => record::found(&self.settings.paths.job(&named).record())
+                .map(|record| record.job)
+                .filter(|job| job.directory_name() == named.as_str())
+                .unwrap_or(named),
         };
         Ok((job, journal))
     }

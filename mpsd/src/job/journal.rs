@@ -4,7 +4,7 @@ use super::drain_target::{DrainTarget, drain_prefix};
 use super::prepared::Job;
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::LeftoverClients;
-use mpsd_core::record::Record;
+use mpsd_core::record::{Record, version_of};
 use mpsd_core::{GpuUuid, JobId, Scheduler};
 use mpsd_sys::now;
 use std::collections::BTreeSet;
@@ -131,14 +131,9 @@ impl Journal {
 
     /// Reads a journal's text, unless a newer release wrote it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        #[derive(serde::Deserialize)]
-        struct Head {
-            version: u32,
-        }
         let unreadable = |e| format!("not a journal: {e}");
-        let head: Head = serde_json::from_slice(text.as_bytes()).map_err(unreadable)?;
-        if head.version > VERSION {
-            let format = head.version;
+        let format = version_of(text).map_err(unreadable)?;
+        if format > VERSION {
             return Err(format!(
                 "written by a newer release (format {format}, this one reads {VERSION})"
             ));
@@ -168,11 +163,7 @@ impl Journal {
     }
 
     pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
-        self.record()
-            .gpus
-            .iter()
-            .map(|gpu| gpu.uuid.clone())
-            .collect()
+        self.record().gpu_uuids()
     }
 
     pub fn gpu_names(&self) -> Vec<String> {

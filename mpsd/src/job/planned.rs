@@ -42,13 +42,18 @@ pub(super) fn make_plan(
                 && plan.shared_plans.is_empty()
                 && !job.submission.step =>
         {
-            node.prepare_nvml(&uuids(&plan));
+            node.prepare_nvml(&plan.record.gpu_uuids());
             (plan, Some(known))
         }
         known => {
-            let known = known.map(|(plan, known)| (known, uuids(&plan)));
+            let known = known.map(|(plan, known)| (known, plan.record.gpu_uuids()));
             let now = node.inventory(known)?;
-            remember(node, job, &now);
+            // slurmstepd is inside the device limits of its job
+            // (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs
+            // alone, counted from 0.
+            if !job.submission.step {
+                ledger::remember_gpus(node, &now);
+            }
             (plan_for(&now)?, None)
         }
     };
@@ -61,11 +66,6 @@ pub(super) fn make_plan(
     Ok((plan, unconfirmed))
 }
 
-fn uuids(plan: &Plan) -> Vec<GpuUuid> {
-    let gpus = plan.record.gpus.iter();
-    gpus.map(|gpu| gpu.uuid.clone()).collect()
-}
-
 /// Whether NVML tells the same of `gpus` as is `known`. Later starts go by its answer.
 pub(super) fn are_confirmed(
     node: &mut impl Node,
@@ -75,15 +75,6 @@ pub(super) fn are_confirmed(
     let now = node.inventory(Some((known.clone(), gpus)))?;
     ledger::remember_gpus(node, &now);
     Ok(now == *known)
-}
-
-/// Keeps NVML's answer for later starts unless this is a step's. slurmstepd is inside the device
-/// limits of its job (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's
-/// GPUs alone, counted from 0.
-fn remember(node: &mut impl Node, job: &Job, inventory: &Inventory) {
-    if !job.submission.step {
-        ledger::remember_gpus(node, inventory);
-    }
 }
 
 /// No job with MPS begins while a second look at this node is due, or while its scheduler has not

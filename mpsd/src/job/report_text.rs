@@ -41,6 +41,9 @@ pub fn lines(report: &JobReport) -> Vec<String> {
         ),
         format!("  {state}{drain}"),
     ];
+    let said = report.said_by_user.as_ref();
+    let is_client = |pid| said.is_some_and(|said| said.is_client(pid));
+    let killed = killed::told(&report.killed, is_client);
     let limits: Vec<String> = report.daemons.iter().filter_map(report::limits).collect();
     for (what, texts) in [
         ("", &report.auto.iter().cloned().collect()),
@@ -49,11 +52,11 @@ pub fn lines(report: &JobReport) -> Vec<String> {
         ("fault: ", &report.faults),
         ("undetermined: ", &report.undetermined),
         ("at the end: ", &report.notes),
-        ("", &killed_lines(report)),
+        ("", &killed),
     ] {
         lines.extend(texts.iter().map(|text| format!("  {what}{text}")));
     }
-    let Some(observations) = &report.said_by_user else {
+    let Some(observations) = said else {
         lines.push("  its mpsd has left no account".to_owned());
         return lines;
     };
@@ -133,12 +136,6 @@ fn counted(usage: &GpuUsage) -> Vec<String> {
         all.push(format!("{kilojoules}.{tenths} kJ in {time}, {watts} W"));
     }
     all
-}
-
-fn killed_lines(report: &JobReport) -> Vec<String> {
-    let observations = report.said_by_user.as_ref();
-    let is_client = |pid| observations.is_some_and(|observations| observations.is_client(pid));
-    killed::told(&report.killed, is_client)
 }
 
 pub fn advice(report: &JobReport) -> Option<String> {

@@ -179,12 +179,7 @@ fn look_for_contexts(
         let note = format!("process {pid} of {user} has a context on {gpu}{of_job}");
         findings.notes.push(note);
         if mine && journal.kill_clients {
-            let (role, now) = (Role::Other, node.process(pid));
-            let client = now.map(|(process, state)| Member {
-                process,
-                role,
-                state,
-            });
+            let client = node.member(pid, Role::Other);
             node.end_strangers(client.as_slice(), Rung::Kill, Duration::ZERO);
         }
     }

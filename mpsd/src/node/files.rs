@@ -7,6 +7,7 @@ use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobOutcome;
 use mpsd_core::JobId;
 use mpsd_core::file::Durability;
+use mpsd_core::record::is_absent;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace, has_no_mounts, lacking};
 use mpsd_sys::guard::AskError;
@@ -16,7 +17,6 @@ use nix::sched::{CloneFlags, setns};
 use nix::unistd::{chroot, fchdir};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,9 +52,7 @@ impl Files for RealNode {
 
     fn is_there(&self, path: &Path) -> bool {
         // An error counts as "there": the next read says why.
-        let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
-        path.symlink_metadata()
-            .map_or_else(|error| !absent.contains(&error.kind()), |_| true)
+        !is_absent(path)
     }
 
     fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError> {

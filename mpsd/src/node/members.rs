@@ -61,14 +61,7 @@ impl Members for RealNode {
         if self.is_contained(journal) {
             return Vec::new();
         }
-        let own: BTreeSet<i32> = self
-            .known_members(journal)
-            .iter()
-            .map(|m| m.process.pid)
-            .collect();
-        let table = ProcessTable::scan().unwrap_or_default();
-        let of_user = table.of_user(journal.uid()).map(|entry| entry.stat.id);
-        let others: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
+        let others = self.others_of(journal.uid(), journal);
         let end = Deadline::after(ALL_LOOKS);
         let (mut found, mut hidden) = (Vec::new(), Vec::new());
         for (id, role) in roles(self, journal, &others) {
@@ -232,18 +225,20 @@ impl Members for RealNode {
 }
 
 impl RealNode {
+    /// The user's processes that are no known members of the MPS of `journal`.
+    fn others_of(&mut self, uid: u32, journal: &Journal) -> Vec<ProcessRef> {
+        let known = self.known_members(journal).into_iter();
+        let known: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
+        let table = ProcessTable::scan().unwrap_or_default();
+        let of_user = table.of_user(uid).map(|entry| entry.stat.id);
+        of_user.filter(|id| !known.contains(&id.pid)).collect()
+    }
+
     /// The user's processes that belong to the job of `sharer`, by the scheduler's cgroup, or else
     /// by the variable that attached them. A user can forge the variable, but only against the
     /// user's own jobs.
     fn processes_of(&mut self, shared: &Journal, sharer: &Journal) -> Vec<i32> {
-        let own: BTreeSet<i32> = self
-            .known_members(shared)
-            .iter()
-            .map(|one| one.process.pid)
-            .collect();
-        let table = ProcessTable::scan().unwrap_or_default();
-        let of_user = table.of_user(sharer.uid()).map(|entry| entry.stat.id);
-        let of_user: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
+        let of_user = self.others_of(sharer.uid(), shared);
         let is_jobs = |id: &ProcessRef| self.is_of_job(sharer, id.pid) == Some(true);
         let (mut found, others): (Vec<_>, Vec<_>) = of_user.into_iter().partition(is_jobs);
         let job = OsStr::new(sharer.job().as_str());

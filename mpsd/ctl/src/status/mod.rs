@@ -230,10 +230,7 @@ fn status_of(
 ) -> Result<Option<JobStatus>, Failure> {
     let id = JobId::parse(name)?;
     let journal = node.read_journal(&id)?;
-    let record = match record::look(&settings.paths.job(&id).record()) {
-        Ok(RecordRead::Found(record)) => Some(record),
-        _ => None,
-    };
+    let record = record::found(&settings.paths.job(&id).record());
     let Some(journal) = journal else {
         let mut status = record.map(|record| JobStatus::of_record(&record));
         if let Some(status) = &mut status {
@@ -241,7 +238,7 @@ fn status_of(
         }
         return Ok(status);
     };
-    let mut status = JobStatus::of_journal(&journal, record.as_deref());
+    let mut status = JobStatus::of_journal(&journal, record.as_ref());
     status.shared_with = shared_with(settings, &status);
     let answers = ask_as_user(node, &journal);
     add(&mut status, answers, &settings.paths, &journal.nvml, worker);
