@@ -1,4 +1,4 @@
-//! NVIDIA's control daemon, started by the shortest possible means: the floor of the
+//! NVIDIA's control daemon, started alone, unchecked: the floor of the
 //! prologue's time.
 
 use std::io::{BufRead as _, BufReader};

@@ -255,7 +255,6 @@ fn a_missing_configuration_is_no_good_one() {
     }
     let ran = finish(Command::new(built("mpsctl")).arg("doctor")).exits(2);
     ran.prints("FAIL  configuration: cannot open '/etc/mpsd");
-    // Health checks leave out a line with these words.
     ran.prints("'mpsctl config check' tells when it is good");
     ran.lacks("OK    mpsd.toml can be used");
 }
@@ -291,29 +290,31 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
 #[test]
 fn directories_that_are_full_or_read_only_are_found() {
     alone(|| {
-        let mut place = place();
-        let run = place.path("run");
-        let small = Small::over(&run, 1024, 0o755);
-        let [fill, free] = [(|small| small.leave(0)) as fn(&Small), Small::free].map(|change| {
-            let small = &small;
-            move |_: &mut Place| change(small)
-        });
-        // Users can fill it, and a health check drains for FAIL.
-        found(&mut place, "free: no job's MPS starts here", fill, free);
-        let line = "FAIL  run_dir";
-        let remount = |flags: MsFlags| {
-            let run = run.clone();
-            move |_: &mut Place| {
-                let flags = flags | MsFlags::MS_REMOUNT;
-                mount(None::<&str>, &run, None::<&str>, flags, None::<&str>).expect("a remount");
-            }
-        };
-        found(
-            &mut place,
-            line,
-            remount(MsFlags::MS_RDONLY),
-            remount(MsFlags::empty()),
-        );
+        for (name, then) in [
+            ("run", "no job's MPS starts here"),
+            ("state", "drains and reports are lost"),
+        ] {
+            let mut place = place();
+            let path = place.path(name);
+            let small = Small::over(&path, 1024, 0o755);
+            let [fill, free] =
+                [(|small| small.leave(0)) as fn(&Small), Small::free].map(|change| {
+                    let small = &small;
+                    move |_: &mut Place| change(small)
+                });
+            // Users can fill it, and a health check drains for FAIL.
+            found(&mut place, &format!("free: {then}"), fill, free);
+            let line = format!("FAIL  {name}_dir");
+            let remount = |flags: MsFlags| {
+                let path = path.clone();
+                move |_: &mut Place| {
+                    let flags = flags | MsFlags::MS_REMOUNT;
+                    mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).expect("mount");
+                }
+            };
+            let [closed, open] = [MsFlags::MS_RDONLY, MsFlags::empty()].map(remount);
+            found(&mut place, &line, closed, open);
+        }
     });
 }
 

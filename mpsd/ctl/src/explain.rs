@@ -8,6 +8,7 @@ use mpsd_core::{Failure, Refusal, Undetermined};
 use nix::fcntl::OFlag;
 use serde::Serialize;
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -78,7 +79,7 @@ pub struct Explain {
     /// a program (jax); the file of a log; or '-' for standard input. What a log has first comes
     /// first. Without it all that is known
     #[arg(value_name = "CODE|TEXT|PROGRAM|LOGFILE|-")]
-    pub what: Option<PathBuf>,
+    pub what: Vec<OsString>,
 }
 
 impl Explain {
@@ -101,8 +102,7 @@ impl Explain {
 
     /// Says what was read in vain.
     fn nothing(&self) -> String {
-        let what = self.what.as_deref().map(Path::to_string_lossy);
-        let what = what.map(|what| one_line(&what, SHOWN)).unwrap_or_default();
+        let what = one_line(&self.what().to_string_lossy(), SHOWN);
         let read = match what.as_str() {
             "-" => "standard input".to_owned(),
             file => format!("'{file}'"),
@@ -110,13 +110,19 @@ impl Explain {
         format!("no known error in {read}\n")
     }
 
+    /// The words as one: a text needs no quotes.
+    fn what(&self) -> PathBuf {
+        self.what.join(OsStr::new(" ")).into()
+    }
+
     fn find(&self) -> Result<Found, Failure> {
-        let Some(what) = &self.what else {
+        if self.what.is_empty() {
             return Ok(Found {
                 troubles: TROUBLES.iter().map(Explained::of).collect(),
                 programs: PROGRAMS.program.iter().collect(),
             });
-        };
+        }
+        let what = &self.what();
         let word = what.to_string_lossy();
         if let Some(trouble) = named(&word) {
             return Ok(vec![Explained::of(trouble)].into());
@@ -293,7 +299,7 @@ mod tests {
     const TRANSCRIPT: &str = include_str!("../../../docs/facts/mps-580-transcript.txt");
 
     fn explained(what: &str) -> Result<String, Failure> {
-        let what = Some(what.into());
+        let what = what.split(' ').map(OsString::from).collect();
         Explain { what }.run(false)
     }
 

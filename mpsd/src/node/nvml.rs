@@ -191,6 +191,7 @@ impl Nvml {
                     why if why.contains(library) => why,
                     why => format!("'{library}': {why}"),
                 };
+                let why = format!("{why} (nvml in mpsd.toml)");
                 let evidence = unless_scarce(Evidence::VendorProgram, error.errno());
                 NvmlError::new("load", NVML, why, evidence)
             })?;

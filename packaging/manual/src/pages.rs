@@ -45,7 +45,7 @@ fn filled(prose: &str, line: &str, text: &str) -> Result<String> {
     Ok(format!("{before}{text}{after}"))
 }
 
-/// No date: the same sources give the same bytes on any day.
+/// No date: the same sources give the same bytes on any day. Packages write that of their commit.
 fn title(name: &str, section: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(".TH \"{name}\" \"{section}\" \"\" \"mpsd {version}\" \"mpsd\"\n")

@@ -22,8 +22,8 @@ use crate::cargo;
 use crate::command::{command, wrote};
 use crate::files::{emptied, is_a, list};
 use programs::Machine;
-use release::Release;
 pub use release::VERSION;
+use release::{Release, date};
 use repository::Repository;
 
 /// `dist`'s options.
@@ -102,16 +102,18 @@ fn pack(options: &Options) -> Result<Vec<PathBuf>> {
         true => 0,
         false => 6,
     };
+    let epoch = epoch()?;
+    let date = date(epoch, "+%F")?;
     let mut packages = BTreeSet::new();
     for built in &built {
         let work = work.join(built.machine.name());
         let tree = work.join("tree");
         let release = Release {
             version: version.to_owned(),
-            epoch: epoch()?,
+            epoch,
             machine: built.machine,
             compression,
-            files: stage::stage(&tree, built)?,
+            files: stage::stage(&tree, built, date.trim())?,
             tree,
         };
         packages.extend(deb::pack(&release, &work, out)?);

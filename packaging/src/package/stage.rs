@@ -19,7 +19,7 @@ use crate::files::list;
 const GUIDE: &str = "/usr/share/doc/mpsd/";
 
 /// Lays out the tree below `dir` and returns its files in order.
-pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Entry>> {
+pub fn stage(dir: &Path, built: &Built, date: &str) -> Result<Vec<Entry>> {
     fs::create_dir_all(dir)?;
     if !list(dir)?.is_empty() {
         let dir = dir.display();
@@ -27,7 +27,9 @@ pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Entry>> {
     }
     let mut files = each_file()?;
     files.sort();
-    files.iter().try_for_each(|entry| put(dir, entry, built))?;
+    files
+        .iter()
+        .try_for_each(|entry| put(dir, entry, built, date))?;
     Ok(files)
 }
 
@@ -54,20 +56,20 @@ fn each_file() -> Result<Vec<Entry>> {
     Ok(all)
 }
 
-fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<()> {
+fn put(dir: &Path, entry: &Entry, built: &Built, date: &str) -> Result<()> {
     let path = dir.join(entry.to.trim_start_matches('/'));
     fs::create_dir_all(path.parent().context("no directory")?)?;
     match entry.mode {
         None => symlink(&entry.from, &path)?,
         Some(mode) => {
-            fs::write(&path, bytes(entry, built)?)?;
+            fs::write(&path, bytes(entry, built, date)?)?;
             fs::set_permissions(&path, Permissions::from_mode(mode))?;
         }
     }
     Ok(())
 }
 
-fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
+fn bytes(entry: &Entry, built: &Built, date: &str) -> Result<Vec<u8>> {
     let (name, from) = (entry.to.rsplit('/').next().unwrap_or_default(), &entry.from);
     let repository = || fs::read(from);
     match entry.kind {
@@ -79,7 +81,11 @@ fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
         "program" => program(built, name),
         "plugin" => plugin::stamped(&program(built, "libspank_mps.so")?, from)
             .with_context(|| format!("cannot stamp the plugin for Slurm {from}")),
-        "man" => Ok(fs::read(built.manual.join("man").join(name))?),
+        "man" => {
+            let page = fs::read_to_string(built.manual.join("man").join(name))?;
+            let title = format!("\" \"{date}\" \"mpsd ");
+            Ok(page.replacen("\" \"\" \"mpsd ", &title, 1).into_bytes())
+        }
         "completion" => Ok(fs::read(
             built.manual.join("completions").join(from).join(name),
         )?),

@@ -106,6 +106,23 @@ fn the_files_of_the_packages_are_the_recorded_ones() {
 
 /// The same files in both machines' packages, the same dependencies, and the same bytes in what is
 /// for every machine.
+/// A site's Slurm may lie below /opt: apt and dnf must not bring and start another one.
+#[test]
+fn no_package_brings_a_scheduler() {
+    for name in NAMES {
+        let mut fields = Command::new("dpkg-deb");
+        let fields = fields.arg("-f").arg(package(name, ".deb"));
+        let deb = run(fields.args(["Depends", "Pre-Depends", "Recommends"]));
+        let rpm = rpm(&package(name, ".rpm"), "[%{REQUIRES}\n][%{RECOMMENDS}\n]");
+        for brought in ["slurmd", "slurm-", "munge", "torque", "openpbs"] {
+            assert!(
+                !deb.contains(brought) && !rpm.contains(brought),
+                "{name}: {deb}{rpm}"
+            );
+        }
+    }
+}
+
 #[test]
 fn arm64_has_the_same_files() {
     if arm64::made().is_none() {
