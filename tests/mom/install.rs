@@ -330,6 +330,9 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     let missing =
         |line: &&str| line.starts_with("FAIL  no '") && line.contains("jobs run without MPS");
     assert_eq!(text.lines().filter(missing).count(), 4, "{text}");
+    // A health check takes the node out: nothing else tells that its jobs run without MPS.
+    let text = c.nodes[0].sh_exits(2, "mpsctl doctor --own --problems");
+    assert_eq!(text.lines().filter(missing).count(), 4, "{text}");
     c.nodes[0].sh("mpsctl pbs install");
     checks(
         &mut c,

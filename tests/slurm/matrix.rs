@@ -114,7 +114,7 @@ fn options(gres: &str, files: &[(&str, &str)]) -> Options {
 /// 70 % are 38 and 92, 10 % are 12: recorded.)
 const EACH_LAUNCH: &str = "
 srun | -N2 --ntasks-per-node=2 --gres=gpu:2 | --mps --mps-threads=50 --mps-mem=4G | | one 66 M4096
-sbatch | --gres=gpu:1 | --mps --mps-threads=30:70 | --mps-threads=10 | batch 38, one 38:92, two 12
+sbatch | --gres=gpu:1 | --mps --mps-threads=30:70 --mps-mem=4G | --mps-threads=10 --mps-mem=2G | batch 38 M4096, one 38:92 M4096, two 12 M2048
 sbatch --array=1-2%1 | --gres=gpu:1 | | --mps --mps-threads=50 | batch -, one -, two 66
 salloc | --gres=gpu:2 | --mps=per-gpu --mps-threads=50 | --mps=off | one 66 sees1 on2, two off
 het | --gres=gpu:1 | --mps --mps-threads=50 | --mps=off | one 66, two -

@@ -34,7 +34,7 @@ pub struct Doctor {
     /// Print only what is not OK
     #[arg(long)]
     problems: bool,
-    /// Leave out what an edit of mpsd.toml or of the scheduler's files mends, often for all nodes
+    /// Leave out what one edit may break on all nodes: Slurm's files, and an unusable mpsd.toml
     #[arg(long)]
     own: bool,
     /// One JSON object: the worst status, and the status and text of each finding
@@ -63,13 +63,12 @@ impl Doctor {
             let why = "mpsd.toml cannot be used: the rest of this node was not checked";
             return vec![Warn(why.to_owned())];
         }
-        let mut shared = vec![config];
-        if has_gpu(context) {
-            shared.push(node_places::length(&context.settings.paths));
+        let mut shared = schedulers(node, context, self.own);
+        if !self.own {
+            shared.push(config);
+            let has_gpu = has_gpu(context);
+            shared.extend(has_gpu.then(|| node_places::length(&context.settings.paths)));
         }
-        shared.extend(schedulers(node, context));
-        // Also without a GPU: the node may have lost its only one.
-        shared.retain(|line| !self.own || *line == offered_without_gpu());
         let mut all = [shared, own(node, context)].concat();
         // Slurm's line and PBS name some of our programs again.
         let mut told = HashSet::new();
@@ -218,9 +217,14 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     }
 }
 
-fn schedulers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
-    let found = ADMIN_VERBS.iter();
-    let found = found.filter_map(|verbs| (verbs.check)(node, context));
+fn schedulers(node: &str, context: &SetupContext<'_>, own: bool) -> Vec<CheckLine> {
+    let found = ADMIN_VERBS.iter().filter_map(|verbs| {
+        let mut lines = (verbs.check)(node, context)?;
+        // Also without a GPU: the node may have lost its only one.
+        let is_own = |line: &CheckLine| verbs.has_own_files || *line == offered_without_gpu();
+        lines.retain(|line| !own || is_own(line));
+        Some(lines)
+    });
     let found: Vec<_> = found.collect();
     let none =
         "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";

@@ -123,6 +123,14 @@ impl Explain {
             });
         }
         let what = &self.what();
+        if self.what.len() > 1 && Path::new(&self.what[0]).exists() {
+            let several = Refusal::new(
+                "several files",
+                "one at a time",
+                "cat FILES | mpsctl explain -",
+            );
+            return Err(several.into());
+        }
         let word = what.to_string_lossy();
         if let Some(trouble) = named(&word) {
             return Ok(vec![Explained::of(trouble)].into());

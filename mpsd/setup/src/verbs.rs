@@ -25,6 +25,8 @@ pub struct AdminVerbs {
     /// The scheduler's own lines of the check of its node of this name; `None`: the scheduler is not
     /// on this host.
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
+    /// Whether the files that it checks are the node's own, as a mom's, and not the cluster's.
+    pub has_own_files: bool,
 }
 
 pub struct SetupContext<'a> {

@@ -56,6 +56,7 @@ pub const VERBS: AdminVerbs = AdminVerbs {
             .arg_required_else_help(true)
     },
     run,
+    has_own_files: true,
     check: |_, ctx| {
         let here = installations(ctx).filter(Installation::is_here);
         let checks: Vec<_> = here

@@ -100,6 +100,7 @@ pub const VERBS: AdminVerbs = AdminVerbs {
             .arg_required_else_help(true)
     },
     run,
+    has_own_files: false,
     check: check_here,
 };
 

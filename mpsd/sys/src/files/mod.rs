@@ -214,8 +214,8 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
-    /// Replaces or makes a file in one step, also over a crash of the node. Two writers of one name
-    /// need a lock.
+    /// Replaces or makes a file in one step, with `OnDisk` also over a crash of the node. Two writers
+    /// of one name need a lock.
     pub fn write(
         &self,
         name: impl AsRef<OsStr>,
