@@ -1,6 +1,7 @@
 //! `cargo xtask test`: what CI's main job runs, stage by stage; `cargo xtask test STAGE...`: these
 //! alone.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::{Condvar, Mutex};
@@ -35,8 +36,8 @@ const BOOTED: [(&str, &str); 3] = [
 ];
 
 /// The stages: when, name, the stages that it needs first, what it does, and cargo's words if that
-/// is all. After the first ones two run at a time: one of those here, which mostly wait, and one of
-/// those beside, which mostly compute. Whoever has done its own takes the rest.
+/// is all. After the first ones, two lanes run: 'here' has the stages that mostly wait, 'beside'
+/// those that mostly compute. A lane that has no more of its own takes from the rest.
 const STAGES: &str = "\
 first  | setup       |             | installs Slurm and munge where they are missing |
 first  | fmt         |             | cargo fmt --check | fmt --all --check
@@ -57,8 +58,8 @@ rest   | arm64-unit  |             | unit tests for aarch64, by an emulator |
 rest   | docs        | build       | the documentation's site, each link followed |
 rest   | deny        |             | licences, sources and versions of the dependencies |";
 
-/// Stages of the rest that begin after others have ended: those whose system they use, and those
-/// that also start a Slurm or install packages.
+/// Stages of the rest that wait for others to end: 'slurm-24.11' uses the system of 'packages', and
+/// two stages must not start a Slurm or install packages at the same time.
 const AFTER: [(&str, &str); 3] = [
     ("slurm-24.11", "packages slurm"),
     ("arm64-unit", "packages vm"),
@@ -147,11 +148,13 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Runs the stages of this time, then the rest, together with the one who does the others.
+    /// Runs the stages of this lane, then the rest.
     fn run(&self, report: &mut Report, when: &str) {
         while let Some(stage) = self.next(when) {
-            report.one(stage);
+            // The other lane waits for its end, also if it panics.
+            let ran = catch_unwind(AssertUnwindSafe(|| report.one(stage)));
             self.end(stage);
+            ran.unwrap_or_else(|panic| resume_unwind(panic));
         }
     }
 

@@ -54,22 +54,23 @@ impl Doctor {
         let is_wrong = lines.iter().any(CheckLine::is_wrong);
         if is_wrong { EXIT_NODE } else { 0 }
     }
-}
 
-impl Doctor {
     pub fn check(&self, node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         let config = config(node, context);
         if self.own && config.is_wrong() {
             let why = "mpsd.toml cannot be used: the rest of this node was not checked";
             return vec![Warn(why.to_owned())];
         }
-        let mut shared = schedulers(node, context, self.own);
+        let mut all = Vec::new();
         if !self.own {
-            shared.push(config);
-            let has_gpu = has_gpu(context);
-            shared.extend(has_gpu.then(|| node_places::length(&context.settings.paths)));
+            all.push(config);
         }
-        let mut all = [shared, own(node, context)].concat();
+        all.extend(own(node, context));
+        if !self.own && has_gpu(context) {
+            all.push(node_places::length(&context.settings.paths));
+        }
+        all.extend(schedulers(node, context, self.own));
+        all.extend((context.standing)(&context.settings));
         // Slurm's line and PBS name some of our programs again.
         let mut told = HashSet::new();
         all.retain(|line| told.insert(line.to_string()));
@@ -109,7 +110,6 @@ fn own(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         )),
         false => {}
     }
-    all.extend((context.standing)(&context.settings));
     all
 }
 

@@ -123,7 +123,7 @@ impl Explain {
             });
         }
         let what = &self.what();
-        if self.what.len() > 1 && Path::new(&self.what[0]).exists() {
+        if self.what.len() > 1 && self.what.iter().all(|word| Path::new(word).exists()) {
             let several = Refusal::new(
                 "several files",
                 "one at a time",
@@ -501,6 +501,9 @@ mod tests {
             assert!(explained(other).is_err(), "{other}");
         }
         assert!(of_line("Out of memory: Killed process 811").is_none());
+        // The crate's folder has both.
+        let several = explained("Cargo.toml src").unwrap_err().to_string();
+        assert!(several.starts_with("several files"), "{several}");
     }
 
     #[test]

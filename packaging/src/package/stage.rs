@@ -83,8 +83,9 @@ fn bytes(entry: &Entry, built: &Built, date: &str) -> Result<Vec<u8>> {
             .with_context(|| format!("cannot stamp the plugin for Slurm {from}")),
         "man" => {
             let page = fs::read_to_string(built.manual.join("man").join(name))?;
-            let title = format!("\" \"{date}\" \"mpsd ");
-            Ok(page.replacen("\" \"\" \"mpsd ", &title, 1).into_bytes())
+            let parts = page.split_once("\" \"\" \"mpsd ");
+            let (before, after) = parts.context("a title with a date already")?;
+            Ok(format!("{before}\" \"{date}\" \"mpsd {after}").into_bytes())
         }
         "completion" => Ok(fs::read(
             built.manual.join("completions").join(from).join(name),

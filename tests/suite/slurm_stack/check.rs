@@ -47,17 +47,19 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     cluster.enable().ok();
     let usual = format!("nvml = \"{}\"", cluster.place.node.nvml().display());
     let text = fs::read_to_string(cluster.place.config()).expect("configuration");
-    fs::write(
-        cluster.place.config(),
-        text.replace(&usual, "nvml = \"libnvidia-ml.so.1\""),
-    )
-    .expect("configuration");
+    let text = text.replace(&usual, "nvml = \"libnvidia-ml.so.1\"");
+    let conf = cluster.path("etc/slurm.conf");
+    let slurm = format!("\n[slurm]\nconf = \"{}\"\n", conf.display());
+    fs::write(cluster.place.config(), text + &slurm).expect("configuration");
     let line =
         "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
     cluster
         .slurm("check", &["--node", "n1"])
         .exits(2)
         .prints(line);
+    // A health check goes by it; Slurm's other lines are not the node's own.
+    let own = ["doctor", "--node", "n1", "--own", "--problems"];
+    cluster.place.mpsctl(&own).exits(2).prints(line);
     let ran = cluster.place.openpbs("5.srv", USER, "MPS=true");
     ran.exits(2)
         .complains("this node: it has no NVIDIA GPU and no driver");

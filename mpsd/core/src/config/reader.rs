@@ -39,8 +39,9 @@ pub(super) fn read_despite_errors(text: &str, node: &str) -> Settings {
 /// An error of the TOML parser. If it is in a value, with the value's key, and how that is written:
 /// the parser guesses at a type, and knows none.
 fn of_value(error: &toml::de::Error, text: &str) -> ConfigError {
+    let is_double = error.message() == "duplicate key";
     let error = ConfigError::toml(error, 0..0);
-    if error.is_double() {
+    if is_double {
         let name = text.get(error.span.clone()).unwrap_or_default();
         let why = format!("duplicate key '{name}': each key and each [table] stands once");
         return ConfigError::at(error.span, why);

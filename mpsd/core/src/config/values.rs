@@ -45,10 +45,6 @@ impl ConfigError {
         Self { why, ..self }
     }
 
-    pub(super) fn is_double(&self) -> bool {
-        self.why == "duplicate key"
-    }
-
     /// An error of serde or the TOML parser in `part` of the file.
     pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
         Self::at(error.span().unwrap_or(part), in_words(error.message()))

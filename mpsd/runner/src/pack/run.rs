@@ -15,6 +15,7 @@ use crate::share::Share;
 use anyhow::{Context as _, Result, anyhow};
 use batch::{Host as _, ThisHost};
 use ctl::{Caller, NAME, complain};
+use mpsd::cli::troubles::TROUBLES;
 use mpsd_core::environment::Change;
 use mpsd_core::gpu::MOST_CLIENTS;
 use mpsd_core::limits::{Amount, Invalid};
@@ -36,17 +37,14 @@ use std::time::{Duration, Instant};
 const TURN: Duration = Duration::from_millis(500);
 /// Part of a failed command's output that is searched, bytes.
 const SEARCHED: u64 = 64 << 10;
-/// What programs write that found no memory on a GPU, in small letters: CUDA's names for error 2,
-/// PyTorch, JAX, LAMMPS, OpenMM.
-const NO_MEMORY: [&str; 7] = [
+/// What programs write that found no memory on a GPU, in small letters, beside the words for CUDA's
+/// error 2 that 'mpsctl explain' knows. The last is OpenMM's.
+const NO_MEMORY: [&str; 3] = [
     "out of memory",
     "out_of_memory",
-    "cudaerrormemoryallocation",
-    "no supported devices found for platform cuda",
-    "cuda memory space failed to allocate",
-    "insufficient memory on accelerator",
     "no compatible cuda device is available",
 ];
+const OUT_OF_MEMORY: u32 = 2;
 const USUAL_SHELL: &str = "/bin/sh";
 /// The command's number, as GNU parallel tells it.
 const SEQ: &str = "PARALLEL_SEQ";
@@ -576,7 +574,14 @@ fn has_no_memory(output: &Path, from: u64) -> bool {
         Ok(bytes)
     };
     let text = String::from_utf8_lossy(&read().unwrap_or_default()).to_ascii_lowercase();
-    NO_MEMORY.iter().any(|words| text.contains(words))
+    let known = TROUBLES
+        .iter()
+        .filter(|row| row.codes.contains(&OUT_OF_MEMORY));
+    let known = known.flat_map(|row| row.words.iter().map(String::as_str));
+    NO_MEMORY
+        .into_iter()
+        .chain(known)
+        .any(|words| text.contains(words))
 }
 
 #[cfg(test)]
@@ -594,6 +599,12 @@ mod tests {
             ),
             ("Error creating array: CUDA_ERROR_OUT_OF_MEMORY (2)", true),
             ("RESOURCE_EXHAUSTED: Out of memory while trying", true),
+            ("cudaErrorMemoryAllocation", true),
+            (
+                "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
+                true,
+            ),
+            ("No compatible CUDA device is available", true),
             ("Segmentation fault", false),
         ] {
             std::fs::write(&file, text).unwrap();
