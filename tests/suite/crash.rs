@@ -27,9 +27,6 @@ fn scenarios() -> Vec<Scenario> {
             .shared(),
         Scenario::new("shared on two GPUs", "MPS=true", 2).shared(),
         Scenario::new("second job", "MPS=true,MPS_MEM=25%", 1).remembered(|_| {}),
-        Scenario::new("other GPUs than before", "MPS=true,MPS_MEM=25%", 1)
-            .announced()
-            .remembered(|gpu| gpu.memory_mib = Some(80_000)),
         Scenario::new("per-gpu", "MPS=per-gpu", 2),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),

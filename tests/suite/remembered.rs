@@ -1,19 +1,17 @@
-//! A start goes by the GPUs that an earlier one knew. NVML confirms them while the control daemon
-//! comes up, or the start begins again by NVML's answer. A job that joins an MPS asks nothing.
+//! What an earlier start knew of the GPUs spares NVML the look at those of other jobs. A job that
+//! joins an MPS asks nothing.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fs;
 use std::rc::Rc;
 use std::time::Duration;
 
 use batch::{Exclusive, GpuName, GpuSource};
-use mpsd::job::node::{Files as _, Role};
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu, Inventory};
 use nix::sys::signal::Signal;
 use tests::double::Builder;
-use tests::double::look::wait_until;
 use tests::double::node::Description;
 use tests::place::{Place, eventually, fast, kill};
 use tests::sim::scenario::Scenario;
@@ -32,47 +30,34 @@ fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);
     type Caller = fn(Scenario) -> Scenario;
     let callers: [Caller; 3] = [|all| all, Scenario::detached, Scenario::announced];
-    for (name, otherwise, again) in [
-        ("as before", (|_| {}) as Otherwise, false),
-        ("other GPUs", |gpu| gpu.memory_mib = Some(80_000), true),
-        ("other minors", |gpu| gpu.minor = Some(7), true),
+    for (name, otherwise) in [
+        ("as before", (|_| {}) as Otherwise),
+        ("other GPUs", |gpu| gpu.memory_mib = Some(80_000)),
+        ("other minors", |gpu| gpu.minor = Some(7)),
     ] {
         let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
         let scenario = scenario.remembered(otherwise);
         for caller in callers {
-            goes_by_the_gpus_that_are_there(name, &caller(scenario.clone()), again);
+            goes_by_the_gpus_that_are_there(name, &caller(scenario.clone()));
         }
     }
 }
 
-fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario, again: bool) {
+fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario) {
     let name = format!("{name}, {:?}", scenario.when);
     let world = scenario.node();
-    let mut node = Sim::well(&world);
-    node.begin(scenario).expect(&name);
-    // Each start leaves time for its rollback.
-    let kept = node.settings().teardown.as_millis() * 3 / 5;
-    if let [first, second] = node.start_ms[..] {
-        assert!(u128::from(second) + kept <= first.into(), "{name}");
-    }
-    assert_eq!(node.start_ms.len(), 1 + usize::from(again), "{name}");
-    drop(node);
-    let log = world.borrow().log.concat();
-    assert_eq!(log.contains("MPS is begun again"), again, "{name}: {log}");
+    Sim::well(&world).begin(scenario).expect(&name);
     let limits = record(&world, scenario).daemons[0].memory.clone();
     assert_eq!(limits[0].1, 143_771 / 4, "{name}");
     let up = world.borrow().clone();
     let ledger = up.text(&paths().run().join("ledger"));
-    assert!(!ledger.expect("a ledger").contains("80000"), "{name}");
+    let told: serde_json::Value = serde_json::from_str(&ledger.expect("a ledger")).expect("JSON");
+    assert_eq!(told["gpus"], serde_json::json!(up.inventory), "{name}");
     assert_eq!((up.processes.len(), up.cgroups.len()), (3, 1), "{name}");
     assert!(up.modes.values().eq([&EXCLUSIVE]), "{name}");
     Sim::well(&world).end(scenario);
     let before = scenario.world().picture();
     assert_eq!(world.borrow().picture(), before, "{name}");
-    // The next start knows them.
-    let mut node = Sim::well(&world);
-    node.begin(scenario).expect(&name);
-    assert_eq!(node.start_ms.len(), 1, "{name}");
 }
 
 /// The journal names the process, from the announcement on: nothing else can end a start that its
@@ -80,20 +65,13 @@ fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario, again: bool)
 #[test]
 fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
-    for otherwise in [
-        |_: &mut Gpu| {},
-        |gpu: &mut Gpu| gpu.memory_mib = Some(80_000),
-    ] {
-        let scenario = Scenario::new("announced", "MPS=true", 1)
-            .remembered(otherwise)
-            .announced();
-        let world = scenario.node();
-        world.borrow_mut().starter = Some(STARTER);
-        Sim::well(&world).begin(&scenario).expect("it begins");
-        assert_eq!(world.borrow().starter, Some(STARTER));
-        assert!(Sim::well(&world).end(&scenario).is_clean());
-        assert_eq!(world.borrow().starter, None, "it goes on");
-    }
+    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
+    let world = scenario.node();
+    world.borrow_mut().starter = Some(STARTER);
+    Sim::well(&world).begin(&scenario).expect("it begins");
+    assert_eq!(world.borrow().starter, Some(STARTER));
+    assert!(Sim::well(&world).end(&scenario).is_clean());
+    assert_eq!(world.borrow().starter, None, "it goes on");
 }
 
 /// NVML takes its time for the first look at each GPU of a node.
@@ -271,118 +249,24 @@ fn a_step_counts_its_gpus_as_nvml_tells_them_to_it() {
     assert_eq!(record(&world, &step).gpus[0].index, 0, "its tasks count so");
 }
 
-#[test]
-fn no_server_starts_for_a_job_that_ends_while_nvml_is_asked() {
-    let scenario = Scenario::new("second", "MPS=true", 1).remembered(|_| {});
-    let id = scenario.id();
-    for at in 0.. {
-        let world = scenario.node();
-        let (ends, job) = (scenario.clone(), id.clone());
-        let asked = Rc::new(Cell::new(false));
-        let is_asked = Rc::clone(&asked);
-        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            is_asked.set(
-                world
-                    .borrow()
-                    .has_process(&job, |p| p.role == Role::Supervisor),
-            );
-            Sim::well(world).end(&ends);
-        });
-        node.begin(&scenario).ok();
-        if asked.get() {
-            assert!(!world.borrow().let_start.contains(&id), "point {at}");
-            break;
-        }
-    }
-}
-
-/// On the double: the control daemon starts beside NVML, and no server starts before root has
-/// checked the GPUs.
-#[test]
-fn no_server_starts_without_root() {
-    const SLOW_MS: u64 = 2_000;
-    /// Several times what a server takes to appear.
-    const A_SERVERS: Duration = Duration::from_millis(600);
-    let place = Place::new(fast(1).times(|times| times.nvml = SLOW_MS), "");
-    let mut prologue = place.start_torque("2.srv", "MPS=true", "0");
-    let socket = place.job("2.srv").join("pipe/control");
-    eventually("the control daemon is up before NVML is", || {
-        socket.exists()
-    });
-    let server = || !place.pids("nvidia-cuda-mps-server").is_empty();
-    assert!(
-        !wait_until(A_SERVERS, server),
-        "a server before its mode is set"
-    );
-    assert_eq!(place.node.modes(), ["default"], "NVML has not answered");
-    kill(prologue.pid(), Signal::SIGKILL);
-    prologue.wait();
-    let gone = || {
-        ["mpsd", "nvidia-cuda-mps-control"]
-            .iter()
-            .all(|name| place.pids(name).is_empty())
-    };
-    eventually("mpsd ends with the prologue, and its control daemon", gone);
-    place.torque_end("2.srv").ok();
-    place.assert_as_before("a prologue killed before the server may start");
-}
-
-/// On the double: the GPU's memory has changed since the last job.
-#[test]
-fn what_is_begun_again_is_whole() {
-    let place = Place::new(fast(1), "");
-    let ledger = place.path("run/ledger");
-    let mut told: serde_json::Value =
-        serde_json::from_slice(&fs::read(&ledger).expect("a ledger")).expect("JSON");
-    told["gpus"]["gpus"][0]["memory_mib"] = 80_000.into();
-    fs::write(&ledger, told.to_string()).expect("write");
-    place.begin("2.srv", "MPS=true,MPS_MEM=25%", "0");
-    for file in ["observations", "killed", "told"] {
-        assert!(place.job("2.srv").join(file).exists(), "{file}");
-    }
-    let named = |name| place.pids(name).len();
-    assert_eq!(
-        ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"].map(named),
-        [1, 1, 1]
-    );
-    let again = fs::read(&ledger).expect("a ledger");
-    assert!(
-        !String::from_utf8_lossy(&again).contains("80000"),
-        "NVML's answer is kept"
-    );
-    place.torque_end("2.srv").ok();
-    place.assert_as_before("a start that began again");
-}
-
-/// Its user would read each warning twice.
-#[test]
-fn a_start_that_begins_again_says_what_it_has_to_say_once() {
-    let scenario = Scenario::new("second", "MPS=true,MPS_THREADS=100", 1)
-        .tasks(100)
-        .remembered(|gpu| gpu.memory_mib = Some(80_000));
-    let world = scenario.node();
-    Sim::well(&world).begin(&scenario).expect("it begins");
-    let warnings = record(&world, &scenario).warnings;
-    let log = world.borrow().log.concat();
-    assert!(!warnings.is_empty());
-    for warning in warnings {
-        assert_eq!(log.matches(&*warning).count(), 1, "{warning}: {log}");
-    }
-}
-
-/// A process of the same user starts the server while root waits for NVML.
+/// It stops `mpsd` while the control daemon starts.
 #[test]
 fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
     for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
         let job = format!("{number}.srv");
         // A failed prologue of Torque uses its whole time.
-        let place = Place::new(fast(1).times(|times| times.nvml = 1_500), "deadline_s = 8");
+        let place = Place::new(fast(1).times(|times| times.start = 1_500), "deadline_s = 8");
         let mut prologue = place.start_torque(&job, account, "0");
+        eventually("the control daemon", || {
+            !place.pids("nvidia-cuda-mps-control").is_empty()
+        });
+        let stopped = place.pids("mpsd");
+        stopped.iter().for_each(|mpsd| kill(*mpsd, Signal::SIGSTOP));
         let socket = place.job(&job).join("pipe/control");
-        eventually("the control daemon", || socket.exists());
+        eventually("its socket", || socket.exists());
         place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
+        stopped.iter().for_each(|mpsd| kill(*mpsd, Signal::SIGCONT));
         assert_eq!(prologue.wait(), Some(code), "{account}");
-        assert_eq!(place.node.modes(), ["default"], "{account}");
         place.torque_end(&job).ok();
         place.assert_as_before(account);
     }

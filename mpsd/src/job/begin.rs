@@ -1,6 +1,5 @@
 //! The begin of a job: [`begin`] is all that a prologue does. It skips a job
-//! that needs no MPS, removes what an earlier prologue left, and retries once if NVML reports other
-//! GPUs. [`Start`] does the rest.
+//! that needs no MPS, and removes what an earlier prologue left. [`Start`] does the rest.
 
 use super::audit;
 use super::bounds;
@@ -8,7 +7,7 @@ use super::findings::FailedStart;
 use super::journal::Journal;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome::{self, Failing};
-use super::planned::{GpusKnown, make_plan};
+use super::planned::make_plan;
 use super::prepared::{Job, Scheduled};
 use super::spec::Spec;
 use super::start::Start;
@@ -85,64 +84,20 @@ fn start<N: Node>(
         ReturnWhen::Announced => clear_and_lock(node, job, when)?,
         ReturnWhen::Ready | ReturnWhen::Started => None,
     };
-    let tried = attempt(
-        node,
-        job,
-        scheduled,
-        when,
-        (began, early, GpusKnown::Remembered),
-    )?;
-    let Some(held) = tried else { return Ok(()) };
-    let id = &job.submission.job;
-    let line = format!(
-        "job {id}: this node's GPUs have changed since an earlier job: its MPS is begun again"
-    );
-    node.log(Severity::Info, &line);
-    if let Err(failure) = node.forget_attempt(id) {
-        let _ = node.remove_job(id);
-        return Err(failure.into());
-    }
-    // The time kept for a rollback may be used up, and this attempt may need one, too.
-    let job = Job {
-        deadline: job.deadline.less(node.settings().teardown),
-        ..job.clone()
-    };
-    let again = (began, Some(held), GpusKnown::Asked);
-    attempt(node, &job, scheduled, when, again).map(drop)
-}
-
-/// Tries once to start the MPS. `early` is the job's lock, if the caller already holds it. If NVML
-/// reports other GPUs than the plan assumed, all is undone, and the lock returned for a retry.
-fn attempt<N: Node>(
-    node: &mut N,
-    job: &Job,
-    scheduled: &impl Scheduled,
-    when: ReturnWhen,
-    (began, early, gpus): (Instant, Option<LockGuard>, GpusKnown),
-) -> Result<Option<LockGuard>, FailedStart> {
-    let (plan, unconfirmed) = match make_plan(node, job, scheduled, gpus) {
+    let plan = match make_plan(node, job, scheduled) {
         Err(Failure::Refusal(refusal)) if auto::may_do_without(&job.asked.request) => {
-            return begin_without_mps(node, job, when, early, &refusal.to_string()).map(|()| None);
+            return begin_without_mps(node, job, when, early, &refusal.to_string());
         }
-        made => made.map_err(|failure| {
-            let id = &job.submission.job;
-            let job_ended = early.is_some() && is_over(node, id);
-            if gpus == GpusKnown::Asked
-                && let Err(why) = node.remove_job(id)
-            {
-                node.log(Severity::Warning, &format!("job {id}: {why}"));
-            }
-            FailedStart {
-                job_ended,
-                ..failure.into()
-            }
+        made => made.map_err(|failure| FailedStart {
+            job_ended: early.is_some() && is_over(node, &job.submission.job),
+            ..failure.into()
         })?,
     };
     let held = match early {
         Some(held) => Some(held),
         None => clear_and_lock(node, job, when)?,
     };
-    let Some(held) = held else { return Ok(None) };
+    let Some(held) = held else { return Ok(()) };
     let verify = plan.verify.then_some(job.deadline);
     let journal = Journal {
         programs: Some(node.programs(&job.settings.control)),
@@ -154,13 +109,11 @@ fn attempt<N: Node>(
     };
     let spec = Spec::to_start(&journal, &job.settings, job.deadline);
     let mut start = Start::new(journal, spec, began, held);
-    (start.unconfirmed, start.verify) = (unconfirmed, verify);
-    if start.unconfirmed.is_none() {
-        start.say_notes(node);
-    }
+    start.verify = verify;
+    start.say_notes(node);
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared_plans.is_empty();
-    let begun = start.or_undo(node, |start, node| {
+    start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
         bounds::expect_few_steps(node, job)?;
         if goes_on {
@@ -168,16 +121,11 @@ fn attempt<N: Node>(
         } else {
             start.carry_out(node)
         }
-    });
-    match begun {
-        Err(failed) if start.may_begin_again(&failed) => return Ok(Some(start.held)),
-        begun => begun?,
-    }
+    })?;
     match when {
-        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false)?,
-        ReturnWhen::Started => start.finish_detached(node, job)?,
+        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
+        ReturnWhen::Started => start.finish_detached(node, job),
     }
-    Ok(None)
 }
 
 /// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,

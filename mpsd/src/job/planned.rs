@@ -11,40 +11,23 @@ use crate::plan::effects::Plan;
 use crate::plan::{decide, tasks};
 use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
-use mpsd_core::{Failure, GpuUuid, Inventory};
+use mpsd_core::{Failure, Inventory};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GpusKnown {
-    /// By the ledger, if that knows them. NVML confirms it while the control daemon comes up.
-    Remembered,
-    /// NVML tells them before anything is begun.
-    Asked,
-}
-
-/// The plan, and the GPUs that NVML has not confirmed yet.
+/// The plan, by what NVML says of the GPUs. The ledger's GPUs spare NVML the look at the others.
 pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,
     scheduled: &impl Scheduled,
-    gpus: GpusKnown,
-) -> Result<(Plan, Option<Inventory>), Failure> {
+) -> Result<Plan, Failure> {
     expect_healthy_node(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let plan_for = |inventory: &Inventory| decide(&job.case(&devices, inventory));
     let known = Ledger::read(node).gpus;
     let known = known.and_then(|known| Some((plan_for(&known).ok()?, known)));
-    let (mut plan, unconfirmed) = match known {
+    let mut plan = match known {
         // NVML takes longer to load than all the rest of a join.
-        Some((plan, _)) if shared::are_up(node, &plan) => (plan, None),
-        Some((plan, known))
-            if gpus == GpusKnown::Remembered
-                && plan.shared_plans.is_empty()
-                && !job.submission.step =>
-        {
-            node.prepare_nvml(&plan.record.gpu_uuids());
-            (plan, Some(known))
-        }
+        Some((plan, _)) if shared::are_up(node, &plan) => plan,
         known => {
             let known = known.map(|(plan, known)| (known, plan.record.gpu_uuids()));
             let now = node.inventory(known)?;
@@ -54,7 +37,7 @@ pub(super) fn make_plan(
             if !job.submission.step {
                 ledger::remember_gpus(node, &now);
             }
-            (plan_for(&now)?, None)
+            plan_for(&now)?
         }
     };
     if let Some(script) = (!job.asked.by_site).then(|| scheduled.script()).flatten() {
@@ -63,18 +46,7 @@ pub(super) fn make_plan(
         plan.record.warnings.extend(advice);
     }
     node.check_control(&job.settings.control)?;
-    Ok((plan, unconfirmed))
-}
-
-/// Whether NVML tells the same of `gpus` as is `known`. Later starts go by its answer.
-pub(super) fn are_confirmed(
-    node: &mut impl Node,
-    known: &Inventory,
-    gpus: Vec<GpuUuid>,
-) -> Result<bool, Failure> {
-    let now = node.inventory(Some((known.clone(), gpus)))?;
-    ledger::remember_gpus(node, &now);
-    Ok(now == *known)
+    Ok(plan)
 }
 
 /// No job with MPS begins while a second look at this node is due, or while its scheduler has not

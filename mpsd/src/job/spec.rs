@@ -10,12 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub const SPEC_FD: i32 = 3;
-/// The descriptor on which `mpsd` writes its [`StartReport`]. A starting `mpsd` has a socket here,
-/// and reads [`GO`] from it.
+/// The descriptor on which `mpsd` writes its [`StartReport`].
 pub const REPORT_FD: i32 = 4;
-
-/// Root opens the gate by this: the GPUs are claimed, their modes set, and the servers may start.
-pub const GO: &[u8] = b"\n";
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
 pub const OBSERVATIONS_FD: i32 = 5;

@@ -9,7 +9,6 @@ use super::journal::Journal;
 use super::ledger;
 use super::node::{LockGuard, Node, Severity};
 use super::outcome::{self, Failing};
-use super::planned::are_confirmed;
 use super::prepared::Job;
 use super::shared;
 use super::spec::Spec;
@@ -18,7 +17,7 @@ use super::undo;
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::{Failure, Inventory, JobId};
+use mpsd_core::{Failure, JobId};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::now;
 use std::time::Instant;
@@ -26,16 +25,12 @@ use std::time::Instant;
 pub(super) struct Start {
     pub(super) journal: Journal,
     spec: Spec,
-    /// The GPUs that the plan goes by, until NVML has confirmed them.
-    pub(super) unconfirmed: Option<Inventory>,
-    /// NVML reported other GPUs than the plan assumed.
-    has_changed: bool,
     /// Deadline of `mps-probe`; `None`: it does not run.
     pub(super) verify: Option<Deadline>,
     /// The job's user had another process on the node when `mpsd` started.
     user_was_here: bool,
     began: Instant,
-    pub(super) held: LockGuard,
+    _held: LockGuard,
 }
 
 impl Start {
@@ -43,12 +38,10 @@ impl Start {
         Self {
             journal,
             spec,
-            unconfirmed: None,
-            has_changed: false,
             verify: None,
             user_was_here: false,
             began,
-            held,
+            _held: held,
         }
     }
 
@@ -71,21 +64,14 @@ impl Start {
         work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
     ) -> Result<(), FailedStart> {
         work(self, node).map_err(|mut failed| {
-            failed
-                .findings
-                .merge(undo::undo_effects(node, &self.journal));
+            let mut findings = undo::undo_effects(node, &self.journal);
             // Now, because the mark goes with the directory.
             failed.job_ended = node.is_cancelled(self.journal.job());
-            if !self.may_begin_again(&failed) {
-                undo::remove_or_mark(node, &self.journal, &mut failed.findings);
-            }
+            undo::remove_or_mark(node, &self.journal, &mut findings);
+            failed.findings.merge(findings);
             failed.gpus = self.journal.gpu_names();
             failed
         })
-    }
-
-    pub(super) fn may_begin_again(&self, failed: &FailedStart) -> bool {
-        self.has_changed && failed.findings.is_clean() && !failed.job_ended
     }
 
     /// Carries the plan out. After its last effect `mpsd` is starting.
@@ -147,22 +133,8 @@ impl Start {
                 node.write_journal(journal)?;
                 // Costs nothing: NVIDIA's program and NVML take longer to start.
                 self.user_was_here = node.user_is_here(journal);
-                self.confirm(node)?;
             }
         }
-        Ok(())
-    }
-
-    fn confirm<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
-        let Some(known) = self.unconfirmed.take() else {
-            return Ok(());
-        };
-        self.has_changed = !are_confirmed(node, &known, self.journal.gpu_uuids())?;
-        if self.has_changed {
-            let why = "they have changed since an earlier job, and what was begun for those cannot be taken down";
-            return Err(Undetermined::new("this node's GPUs", why).into());
-        }
-        self.say_notes(node);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::file::Durability;
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::{self, Observations};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, TOLD};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use mpsd_sys::deadline::Deadline;
@@ -417,15 +417,6 @@ pub trait Store: Files {
         let told = self.observations(job);
         let _ = self.remove_file(&self.job_files(job).file(OBSERVATIONS));
         told
-    }
-
-    /// Removes what an attempt to begin `job` noted, but for its record.
-    fn forget_attempt(&mut self, job: &JobId) -> Result<(), Failure> {
-        let files = [JOURNAL, KILLED, TOLD].map(|name| self.job_files(job).file(name));
-        files
-            .iter()
-            .try_for_each(|file| self.remove_file(file))
-            .or_fault()
     }
 
     /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share

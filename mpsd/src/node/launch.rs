@@ -9,7 +9,7 @@ use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Role, Severity};
-use crate::job::spec::{GO, OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use batch::gpu_host::unless_no_gpu_host;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
@@ -27,7 +27,6 @@ use mpsd_sys::files::Dir;
 use mpsd_sys::guard::detach;
 use mpsd_sys::process::Process;
 use mpsd_sys::spawn::Identity;
-use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -146,8 +145,6 @@ impl Daemons for RealNode {
         let Some(mut started) = self.started.take() else {
             return Err(Undetermined::new("mpsd", "it was not started by this program").into());
         };
-        // If this does not arrive, `mpsd` says so, or its report does not come.
-        let _ = started.report.write_all(GO);
         let start = Duration::from_millis(spec.start_ms);
         let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
         let began = Instant::now();

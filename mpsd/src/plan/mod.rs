@@ -294,16 +294,12 @@ fn effects(
     daemon_effects(draft.settings, daemons, claims)
 }
 
-/// The claims come last: root claims GPUs and sets modes while the control daemon comes up. Servers
-/// start after all claims.
+/// The claims come first: a server starts in the mode that root has set.
 fn daemon_effects(settings: &Settings, count: usize, claims: Vec<Effect>) -> Vec<Effect> {
     let cgroup = (settings.cgroup != Cgroup::None).then_some(Effect::MakeCgroup);
     let directories = (0..count).map(|daemon| Effect::MakeDirectories { daemon });
-    let effects = cgroup.into_iter().chain(directories);
-    effects
-        .chain([Effect::StartSupervisor])
-        .chain(claims)
-        .collect()
+    let effects = claims.into_iter().chain(cgroup).chain(directories);
+    effects.chain([Effect::StartSupervisor]).collect()
 }
 
 fn why_mode_stays(case: &Case<'_>, gpu: &Gpu) -> Option<&'static str> {

@@ -2,15 +2,10 @@
 
 use super::logs::CONTROL_LOG;
 use super::observer::ClientWatch;
-use crate::job::spec::GO;
-use mpsd_sys::deadline::Deadline;
-use mpsd_sys::descriptors::readable;
 use mpsd_sys::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::signal::Signal;
-use std::fs::File;
-use std::io::Read as _;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -27,13 +22,10 @@ pub struct Watches {
 pub struct Events {
     signals: Signals,
     inotify: Inotify,
-    /// Root says by it when the servers may start; `None` after that.
-    gate: Option<File>,
 }
 
 impl Events {
-    /// Their `gate` is closed until root sends [`GO`].
-    pub fn new(gate: File) -> Result<Self, String> {
+    pub fn new() -> Result<Self, String> {
         let signals = [
             Signal::SIGTERM,
             Signal::SIGINT,
@@ -44,11 +36,7 @@ impl Events {
             .map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .map_err(|e| format!("cannot watch files: {e}"))?;
-        Ok(Self {
-            signals,
-            inotify,
-            gate: Some(gate),
-        })
+        Ok(Self { signals, inotify })
     }
 
     pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<Watches, String> {
@@ -60,27 +48,6 @@ impl Events {
             socket: watch(pipe, AddWatchFlags::IN_CREATE)?,
             log: watch(&log.join(CONTROL_LOG), AddWatchFlags::IN_MODIFY)?,
         })
-    }
-
-    /// True at the moment when root lets the servers start. Without root they may not.
-    pub fn opens_gate(&mut self) -> Result<bool, String> {
-        let Some(mut gate) = self.gate.as_ref() else {
-            return Ok(false);
-        };
-        if !readable(gate.as_fd(), Deadline::after(Duration::ZERO))
-            .map_err(|e| format!("cannot wait: {e}"))?
-        {
-            return Ok(false);
-        }
-        if !matches!(gate.read(&mut [0; GO.len()]), Ok(1..)) {
-            return Err("mps-prologue has gone before it let the servers start".to_owned());
-        }
-        self.gate = None;
-        Ok(true)
-    }
-
-    pub fn is_gate_open(&self) -> bool {
-        self.gate.is_none()
     }
 
     pub fn forget(&self, watch: &mut Option<WatchDescriptor>) {
@@ -95,8 +62,8 @@ impl Events {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
         let own = [self.signals.as_fd(), self.inotify.as_fd()];
-        let all = own.into_iter().chain(self.gate.as_ref().map(AsFd::as_fd));
-        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let own = own.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = Vec::from(own);
         let clients = clients.descriptors();
         fds.extend(clients.map(|fd| PollFd::new(fd, PollFlags::empty())));
         match poll(&mut fds, timeout) {

@@ -33,9 +33,7 @@ pub fn run() -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
     let mut observer = observer::Observer::open(&spec);
-    let gate = report.try_clone();
-    let gate = gate.map_err(|e| format!("descriptor {REPORT_FD}: {e}"))?;
-    let mut events = events::Events::new(gate)?;
+    let mut events = events::Events::new()?;
     observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.
     let mut report_start = |what: &StartReport| drop(send(&mut report, what));

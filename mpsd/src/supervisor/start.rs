@@ -92,18 +92,14 @@ fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
 }
 
 fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), Unready> {
-    let mut end = Deadline::after_ms(spec.start_ms);
+    let end = Deadline::after_ms(spec.start_ms);
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
     }
     loop {
         let mut again = false;
-        if events.opens_gate()? {
-            // The time that root took is not to count as the server's.
-            end = Deadline::after_ms(spec.start_ms);
-        }
         for daemon in running.iter_mut() {
-            again |= advance(spec, daemon, events.is_gate_open(), end)?;
+            again |= advance(spec, daemon, true, end)?;
         }
         if running.iter().all(|r| r.server.is_some()) {
             let sockets = running.iter_mut().map(|daemon| &mut daemon.watches.socket);
@@ -112,11 +108,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         }
         let left = end.remaining();
         if left.is_zero() {
-            let stuck = match events.is_gate_open() {
-                true => stuck(running),
-                false => "mps-prologue has not let the servers start",
-            };
-            let why = format!("not ready after {} ms: {stuck}", spec.start_ms);
+            let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
             return Err(why.into());
         }
         let limit = if again { RETRY } else { left };
@@ -154,12 +146,12 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     })
 }
 
-/// True: try again after [`RETRY`], without an event. `may_start`: its server may, and a socket in
-/// its pipe directory is its own.
+/// True: try again after [`RETRY`], without an event. `listens`: a socket in its pipe
+/// directory is its own.
 pub fn advance(
     spec: &Spec,
     running: &mut Running,
-    may_start: bool,
+    listens: bool,
     end: Deadline,
 ) -> Result<bool, Unready> {
     running.lines();
@@ -168,7 +160,7 @@ pub fn advance(
         return Err(format!("the control daemon ended ({end}) before it was ready").into());
     }
     if !running.configured {
-        return Ok(may_start && ask(spec, running, end)?);
+        return Ok(listens && ask(spec, running, end)?);
     }
     // `NEW SERVER n: Ready` means ACTIVE, and costs no session
     // (docs/facts/mps-control.md#when-a-server-is-ready).

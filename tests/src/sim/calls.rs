@@ -1,6 +1,6 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
-use super::{Living, SharedWorld, Sim, reference};
+use super::{Living, SharedWorld, Sim, World, reference};
 use batch::control::{Controller, NodeStatus};
 use batch::drain::Place;
 use batch::{Location, Requeued, Scheduler, UserRef};
@@ -140,7 +140,6 @@ impl Daemons for Sim {
             Some(&spec.control),
             "a program that root has not checked"
         );
-        self.start_ms.push(spec.start_ms);
         self.outside |= spec.outside;
         let pid = self.step(|world| {
             let survives = world.stubborn;
@@ -163,10 +162,7 @@ impl Daemons for Sim {
 
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
-        self.step(|world| {
-            world.let_start.insert(journal.job().clone());
-            world.settle();
-        });
+        self.step(World::settle);
         let mut world = self.world.borrow_mut();
         let has = |role| world.has_process(journal.job(), |p| p.role == role);
         if !has(Role::Control) || !has(Role::Server) {

@@ -50,8 +50,6 @@ pub struct Sim {
     trouble: Trouble,
     points: usize,
     calls: usize,
-    /// The time that each `mpsd` got for its start. Milliseconds.
-    pub start_ms: Vec<u64>,
     /// Whether a daemon was to look for programs outside its MPS.
     pub outside: bool,
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
@@ -82,7 +80,6 @@ impl Sim {
             trouble,
             points: 0,
             calls: 0,
-            start_ms: Vec::new(),
             outside: false,
             locks: Rc::default(),
             alone: false,

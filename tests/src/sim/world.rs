@@ -60,8 +60,6 @@ pub struct World {
     pub no_room: bool,
     /// The file system of its pipes.
     pub is_full: bool,
-    /// Root has let the servers of these jobs start.
-    pub let_start: BTreeSet<JobId>,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
     pub probed: BTreeSet<JobId>,
@@ -177,8 +175,7 @@ impl World {
                 continue;
             }
             let lacks = |role| !self.has_process(&mpsd.job, |p| p.role == role);
-            let may = |role| role == Role::Control || self.let_start.contains(&mpsd.job);
-            let starts = |role: &Role| !self.stillborn && may(*role) && lacks(*role);
+            let starts = |role: &Role| !self.stillborn && lacks(*role);
             let starting: Vec<Role> = [Role::Control, Role::Server]
                 .into_iter()
                 .filter(starts)
@@ -198,7 +195,6 @@ impl World {
     /// A start of `job` begins or has failed, so what was proved of an earlier one no longer
     /// counts.
     pub fn forget_proof(&mut self, job: &JobId) {
-        self.let_start.remove(job);
         self.proved.remove(job);
         self.probed.remove(job);
     }
