@@ -7,70 +7,25 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{SharedWorld, Sim, Trouble, World, paths};
+use tests::sim::{Sim, Trouble, paths};
 
 use crate::crash::{before, restored, shared};
 
-fn fail_earlier(world: &SharedWorld) {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let when = now.expect("a time").as_secs();
-    let path = paths().run().join("ledger");
-    let ledger = world.borrow().text(&path);
-    let ledger = ledger.unwrap_or_else(|| "{\"version\":1}".to_owned());
-    let mut ledger: serde_json::Value = serde_json::from_str(&ledger).expect("a ledger");
-    ledger["failed_starts"] =
-        serde_json::json!({(UID + 7).to_string(): {"when": when, "job": "7"}});
-    world.borrow_mut().put(path, ledger.to_string());
-}
-
-fn hold(world: &mut World) {
-    let gpu = world.inventory.gpus[0].uuid.clone();
-    world.foreign.push((gpu, 77));
-}
-
+/// It may have brought the start down, even if it has ended since.
 #[test]
-fn starts_that_fail_for_two_users_are_told_only_if_neither_could_be_the_cause() {
+fn a_start_that_fails_may_be_its_users_doing_if_a_process_of_theirs_was_there() {
     let plain = Scenario::new("told", "MPS=true", 1);
-    let is_told = |world: &SharedWorld| {
-        let warning = "starts of several users failed on this node";
-        world.borrow().log.iter().any(|line| line.contains(warning))
-    };
-    type Change = fn(&mut World);
-    let mut wrong = Vec::new();
-    for (name, change, told) in [
-        ("no user", (|_| {}) as Change, true),
-        // A process that was there when the start began may have brought it down, even if it has
-        // ended since.
-        ("a process of its", |world| world.user_is_seen = 1, false),
-        ("a full file system", |world| world.is_full = true, false),
-        ("another program on the GPU", hold, false),
-    ] {
+    for is_seen in [false, true] {
         let world = shared(&before(&plain));
         world.borrow_mut().stillborn = true;
-        change(&mut world.borrow_mut());
-        fail_earlier(&world);
+        world.borrow_mut().user_is_seen = u32::from(is_seen);
         let failed = Sim::well(&world).begin(&plain).expect_err("stillborn");
-        let no_proof = matches!(failed.failure, Failure::Undetermined(_));
-        if !no_proof || is_told(&world) != told {
-            wrong.push((name, failed));
-        }
-        world.borrow_mut().is_full = false;
-        world.borrow_mut().foreign.clear();
-        restored(&world, &plain, name);
+        assert!(
+            matches!(&failed.failure, Failure::Undetermined(why) if why.by_user == is_seen),
+            "{failed:?}"
+        );
+        restored(&world, &plain, "stillborn");
     }
-    assert!(wrong.is_empty(), "{wrong:?}");
-    // NVML falls silent: another program may hold the GPU.
-    let is_quiet = |at| {
-        let world = shared(&before(&plain));
-        world.borrow_mut().stillborn = true;
-        fail_earlier(&world);
-        let silence = |world: &SharedWorld| world.borrow_mut().silent = true;
-        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(silence);
-        let failed = node.begin(&plain).expect_err("stillborn");
-        matches!(failed.failure, Failure::Undetermined(why) if why.what == "mpsd")
-            && !is_told(&world)
-    };
-    assert!((0..200).any(is_quiet), "told, with a silent NVML");
 }
 
 #[test]

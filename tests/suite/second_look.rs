@@ -1,7 +1,6 @@
 //! What hung in the driver waits for a second look. These tests say who looks if no timer does;
 //! `survivors` tests the verdict.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -78,36 +77,4 @@ fn the_administrator_is_told_of_it_and_what_to_do_where_nobody_looks() {
     assert!(late.starts_with("FAIL  job 120.srv: 6 min ago"), "{late}");
     assert!(late.contains("run 'mpsctl reconcile' as root"), "{late}");
     assert_eq!(check(&Place::new(fast(1), CONFIG)), "");
-}
-
-/// `outcomes` tests what one user can have caused, and that no node is drained.
-#[test]
-fn starts_that_failed_for_two_users_are_told_by_reconcile_and_check() {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let when = now.expect("a time").as_secs() - 5;
-    let told = "starts of 2 users failed on this node";
-    for users in [1, 2] {
-        let place = Place::new(fast(1), CONFIG);
-        let failed: BTreeMap<_, _> = (0..users)
-            .map(|user| {
-                (
-                    1001 + user,
-                    json!({"when": when + user, "job": format!("11{user}.srv")}),
-                )
-            })
-            .collect();
-        let ledger = json!({"version": 1, "failed_starts": failed});
-        fs::write(place.path("run/ledger"), ledger.to_string()).expect("ledger");
-        let line = check(&place, told);
-        let ran = place.mpsctl(&["reconcile"]);
-        if users == 1 {
-            ran.lacks(told);
-            assert_eq!(line, "");
-            continue;
-        }
-        let last = "the last one of job 111.srv";
-        ran.exits(2).prints(told).prints(last);
-        let is_whole = [last, " s ago"].iter().all(|words| line.contains(words));
-        assert!(line.starts_with("WARN") && is_whole, "{line}");
-    }
 }

@@ -1,7 +1,7 @@
 //! What waits for the administrator on this node, under any scheduler; and `mpsctl idle`.
 
 use super::terminal::say_json;
-use mpsd::job::ledger::{self, Ledger, PAUSE_S, SeveralFailed, Suspicion};
+use mpsd::job::ledger::{Ledger, PAUSE_S, Suspicion};
 use mpsd::job::node::Console as _;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
@@ -55,7 +55,6 @@ pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
         let text = "something hung in the driver and waits for a second look: 'mpsctl reconcile --dry-run' tells root what it is";
         all.push(Warn(text.to_owned()));
     }
-    all.extend(ledger::several_failed(&mut node).map(failed));
     all.extend(group(settings.daemon_group));
     all
 }
@@ -73,14 +72,6 @@ fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
             "{text}, which is overdue: run 'mpsctl reconcile' as root, and let mpsd-reconcile.timer or cron do so"
         )),
     }
-}
-
-fn failed(SeveralFailed { users, job, age }: SeveralFailed) -> CheckLine {
-    Warn(format!(
-        "starts of {users} users failed on this node, the last one of job {job} {}, and none has worked since: the node's log \
-         says why; 'srun --mps mps-probe --require-mps', or the same by qsub, tries one",
-        ago(age)
-    ))
 }
 
 /// Users in the daemons' group can debug the daemons.

@@ -5,7 +5,7 @@
 mod drains;
 
 use super::{NAME, say, say_json, this_node};
-use crate::job::ledger::{self, Ledger, SeveralFailed};
+use crate::job::ledger::Ledger;
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
@@ -119,7 +119,6 @@ impl Reconcile {
         let mut run = Run::new(settings, name);
         (run.dry, run.boot) = (self.dry_run, self.boot);
         run.suspicions();
-        run.failed_starts();
         run.jobs(None)?;
         run.locks()?;
         run.shared();
@@ -381,19 +380,6 @@ impl<'a> Run<'a> {
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = batch::owners(job, &self.location);
         owners.next().unwrap_or(batch::ALL[0]).scheduler()
-    }
-
-    /// Starts that failed for several users. They drain nothing.
-    fn failed_starts(&mut self) {
-        let several = ledger::several_failed(&mut self.node);
-        if let Some(SeveralFailed { users, job, .. }) =
-            several.filter(|several| several.age < ledger::WINDOW)
-        {
-            let within = ledger::WINDOW.as_secs();
-            self.tell(Problem(format!(
-                "starts of {users} users failed on this node within {within} s, the last one of job {job}: see its log"
-            )));
-        }
     }
 
     fn suspicions(&mut self) {

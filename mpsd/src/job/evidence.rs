@@ -9,7 +9,7 @@
 use super::drain_target::DrainTarget;
 use super::journal::{Journal, ProcessRef};
 use super::ledger::{self, Ledger, PAUSE_S, Suspect, Suspicion};
-use super::node::{Member, Node, Role, Severity, Thread, Waiting};
+use super::node::{Member, Node, Severity, Thread, Waiting};
 use super::report::JobOutcome;
 use batch::Location;
 use batch::drain::Place;
@@ -17,7 +17,6 @@ use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_sys::deadline::Deadline;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How often one process is looked at, and the time between.
@@ -25,11 +24,8 @@ const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// A start that failed. If starts of two users fail within [`ledger::WINDOW`], the administrator is
-/// told. That is never evidence: two users who work together can cause it.
-///
-/// A failed start does not count if one user may be the cause: that user has another process here,
-/// or holds the GPU, or filled the file system of the pipes.
+/// A start that failed, with whether its user may be the cause: that user has another process here,
+/// or one of the job's MPS is stopped.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -39,8 +35,7 @@ pub(super) fn of_failed_start(
     let Failure::Undetermined(mut unknown) = failure else {
         return failure;
     };
-    let lacking = node.lacking(node.settings().paths.run());
-    if let Some(lacking) = &lacking {
+    if let Some(lacking) = node.lacking(node.settings().paths.run()) {
         unknown.why += &format!("; {lacking}");
     }
     // The process that stopped it may have ended.
@@ -49,30 +44,7 @@ pub(super) fn of_failed_start(
         .iter()
         .any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
-    let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
-    if a_users || !ledger::note_failed_start(node, journal.uid(), journal.job()) {
-        return unknown.into();
-    }
-    let job = journal.job();
-    let line = format!(
-        "starts of several users failed on this node, the last one of job {job}: {unknown}"
-    );
-    node.log(Severity::Warning, &line);
     unknown.into()
-}
-
-fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
-    let members = node.members(journal).into_iter();
-    let own = members.filter(|member| member.role != Role::Other);
-    let own: BTreeSet<i32> = own.map(|member| member.process.pid).collect();
-    let mut gpus = journal.record().gpus.iter();
-    gpus.any(|gpu| match node.gpu_processes(&gpu.uuid) {
-        Ok(list) => list.iter().any(|process| !own.contains(&process.pid)),
-        // A GPU that does not answer is evidence of another kind, for the rollback to find.
-        Err(Failure::Fault(_)) => false,
-        // Something ran out.
-        Err(_) => true,
-    })
 }
 
 /// Whether only the driver keeps the process of these threads from ending: one waits

@@ -6,12 +6,10 @@
 use super::drain_target::DrainTarget;
 use super::journal::ProcessRef;
 use super::node::{Files, Members};
+use mpsd_core::Inventory;
 use mpsd_core::file::Durability;
-use mpsd_core::{Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
-use mpsd_sys::now;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub const VERSION: u32 = 1;
@@ -20,9 +18,6 @@ const LOCK: &str = ".ledger.lock";
 const LOCK_TIME: Duration = Duration::from_millis(500);
 const LONGEST: usize = 1 << 20;
 const MOST: usize = 256;
-const USERS: usize = 2;
-/// Within which failed starts count together.
-pub const WINDOW: Duration = Duration::from_secs(600);
 const SECRET: u32 = 0o600;
 
 /// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger
@@ -34,8 +29,6 @@ const SECRET: u32 = 0o600;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     version: u32,
-    #[serde(default)]
-    failed_starts: BTreeMap<u32, LastFailure>,
     #[serde(default)]
     pub suspicions: Vec<Suspicion>,
     /// An NVML process that outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
@@ -62,7 +55,6 @@ impl Default for Ledger {
     fn default() -> Self {
         Self {
             version: VERSION,
-            failed_starts: BTreeMap::new(),
             suspicions: Vec::new(),
             hung_worker: None,
             gpus: None,
@@ -97,64 +89,6 @@ impl Ledger {
         }
         Some(ledger)
     }
-
-    fn keep_within(&mut self, when: u64) {
-        // One from the future was entered before the clock was set back. It would never grow old.
-        let is_within = |one: &LastFailure| {
-            when.checked_sub(one.when)
-                .is_some_and(|age| age < WINDOW.as_secs())
-        };
-        self.failed_starts.retain(|_, one| is_within(one));
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct LastFailure {
-    /// Seconds since 1970.
-    when: u64,
-    job: JobId,
-}
-
-/// Starts that failed for several users within the window.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeveralFailed {
-    pub users: usize,
-    pub job: JobId,
-    pub age: Duration,
-}
-
-/// Enters a failed start. True if the starts of two users or more failed within the window.
-pub(super) fn note_failed_start(files: &mut impl Files, uid: u32, job: &JobId) -> bool {
-    let noted = Ledger::change(files, |ledger, _| {
-        let when = now();
-        ledger.keep_within(when);
-        if ledger.failed_starts.len() < MOST || ledger.failed_starts.contains_key(&uid) {
-            let job = job.clone();
-            ledger.failed_starts.insert(uid, LastFailure { when, job });
-        }
-    });
-    noted.is_some_and(|ledger| ledger.failed_starts.len() >= USERS)
-}
-
-pub(super) fn forget_failed_starts(files: &mut impl Files) {
-    if !Ledger::read(files).failed_starts.is_empty() {
-        Ledger::change(files, |ledger, _| ledger.failed_starts.clear());
-    }
-}
-
-/// The starts that failed within the window before the last one, if several users' did. No start
-/// has worked since.
-pub fn several_failed(files: &mut impl Files) -> Option<SeveralFailed> {
-    let mut ledger = Ledger::read(files);
-    let starts = ledger.failed_starts.values();
-    let last = starts.max_by_key(|one| one.when)?.clone();
-    ledger.keep_within(last.when);
-    let users = ledger.failed_starts.len();
-    (users >= USERS).then(|| SeveralFailed {
-        users,
-        job: last.job,
-        age: Duration::from_secs(now().saturating_sub(last.when)),
-    })
 }
 
 /// Seconds between the two looks (`mpsd-look-again.timer`). Until the second, the node takes no job
@@ -252,19 +186,11 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_start_that_failed_in_the_future_is_not_within_the_window() {
-        let text = r#"{"version":1,"failed_starts":{"5":{"when":1000,"job":"6"},"6":{"when":990,"job":"7"},
-            "7":{"when":1001,"job":"8"},"8":{"when":400,"job":"9"}}}"#;
-        let mut ledger: Ledger = serde_json::from_str(text).unwrap();
-        ledger.keep_within(1000);
-        assert_eq!(ledger.failed_starts.into_keys().collect::<Vec<_>>(), [5, 6]);
-    }
-
-    #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
-        let text = r#"{"version":1,"failed_starts":{"5":{"when":1,"job":"6"}},"gpus":{"gpus":[{"index":0}]}}"#;
+        let text =
+            r#"{"version":1,"hung_worker":{"pid":5,"start_time":6},"gpus":{"gpus":[{"index":0}]}}"#;
         let ledger: Ledger = serde_json::from_str(text).unwrap();
-        assert_eq!((ledger.failed_starts.len(), &ledger.gpus), (1, &None));
+        assert!(ledger.hung_worker.is_some() && ledger.gpus.is_none());
     }
 
     fn node(run: &Path) -> RealNode {
@@ -302,13 +228,11 @@ mod tests {
     #[test]
     fn a_ledger_that_is_there_and_cannot_be_read_is_not_replaced() {
         let place = tempfile::tempdir().unwrap();
-        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
+        let file = place.path().join(NAME);
         let text = "{\"version\":1}".to_owned() + &" ".repeat(LONGEST);
         std::fs::write(&file, &text).unwrap();
         let mut node = node(place.path());
-        for uid in [1000, 1001] {
-            assert!(!note_failed_start(&mut node, uid, &job));
-        }
+        remember_gpus(&mut node, &Inventory::default());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     }
 
@@ -316,14 +240,15 @@ mod tests {
     fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
         let place = tempfile::tempdir().unwrap();
         let mut node = node(place.path());
-        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
-        let newer = r#"{"version":2,"failed_starts":{"5":{"when":1,"job":"6"}}}"#;
+        let file = place.path().join(NAME);
+        let newer = r#"{"version":2,"hung_worker":{"pid":5,"start_time":6}}"#;
         for text in ["", "{", "[]", newer] {
             std::fs::write(&file, text).unwrap();
             assert_eq!(Ledger::read(&mut node), Ledger::default(), "{text}");
-            assert!(!note_failed_start(&mut node, 1000, &job), "{text}");
-            assert!(note_failed_start(&mut node, 1001, &job), "{text}");
-            forget_failed_starts(&mut node);
+            remember_gpus(&mut node, &Inventory::default());
+            let known = Ledger::read(&mut node).gpus;
+            assert_eq!(known, Some(Inventory::default()), "{text}");
+            Ledger::change(&mut node, |ledger, _| ledger.gpus = None);
             let left = std::fs::read_dir(place.path()).unwrap().count();
             assert_eq!(left, 0, "{text}");
         }

@@ -6,7 +6,6 @@ use super::claim;
 use super::evidence;
 use super::findings::FailedStart;
 use super::journal::Journal;
-use super::ledger;
 use super::node::{LockGuard, Node, Severity};
 use super::outcome::{self, Failing};
 use super::prepared::Job;
@@ -199,7 +198,6 @@ impl Start {
             .map_err(|failure| {
                 evidence::of_failed_start(node, &self.journal, self.user_was_here, failure)
             })?;
-        ledger::forget_failed_starts(node);
         // A process that the driver holds at the job's end counts against the node only if it is
         // one of these.
         self.journal.proved = proved;

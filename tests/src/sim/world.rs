@@ -58,8 +58,6 @@ pub struct World {
     pub remarks: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
-    /// The file system of its pipes.
-    pub is_full: bool,
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
     pub probed: BTreeSet<JobId>,

@@ -117,7 +117,7 @@ impl Bed {
 
     /// What is on the machine and was not when the bed started; empty if every job left nothing.
     /// Directories of a node, not of a job, do not count: `run/NODE`, its `jobs`, `shared`, and
-    /// `gpus` with a lock for each GPU, the users' reports, and the list of failed starts.
+    /// `gpus` with a lock for each GPU, the users' reports, and the ledger.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
