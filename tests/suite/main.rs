@@ -19,7 +19,6 @@ mod hidden;
 mod hostile;
 mod inheritance;
 mod kills;
-mod lifted;
 mod metrics;
 mod mpsctl;
 mod no_memory_told;

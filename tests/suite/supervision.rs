@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look;
 use tests::figures;
-use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
+use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill, status_of};
 use tests::stage::{THREE, USER};
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -50,6 +51,23 @@ fn error(mut client: Running) -> Option<u64> {
     client.wait();
     let out = client.0.stdout.take().expect("stdout");
     error_of(&std::io::read_to_string(out).expect("text"))
+}
+
+#[test]
+fn an_idle_mpsd_does_not_wake_up_and_a_command_of_its_user_is_no_fault() {
+    let place = served("470.srv", "");
+    let said = log_of(&place, "470.srv");
+    place.say("470.srv", "set_default_active_thread_percentage 100");
+    let mpsd = place.pids("mpsd")[0];
+    eventually("mpsd sleeps for two seconds", || {
+        let before = status_of(mpsd, "voluntary_ctxt_switches");
+        std::thread::sleep(Duration::from_secs(2));
+        !before.is_empty() && status_of(mpsd, "voluntary_ctxt_switches") == before
+    });
+    assert_eq!(log_of(&place, "470.srv"), said);
+    let status = place.mpsctl_as(USER, &["status"], &[("PBS_JOBID", "470.srv")]);
+    status.prints("asked 25, the daemon says 100.0: NOT in force");
+    ends_clean(&place, "470.srv", "a limit that its owner lifted");
 }
 
 #[test]

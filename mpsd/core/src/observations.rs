@@ -46,8 +46,6 @@ pub struct Observations {
     /// Clients that the vendor's log names for a fatal GPU error.
     pub fatal: Vec<i32>,
     pub over_memory: Vec<OverMemory>,
-    /// Limits that the control daemon's owner changed in it after the start.
-    pub limits_changed: Vec<LimitChanged>,
     pub outside: Vec<i32>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
@@ -120,21 +118,9 @@ pub struct OverMemory {
     pub terminated: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[display("{limit}: {} was asked for, and it says {}", asked.as_deref().unwrap_or("nothing"), said.as_deref().unwrap_or("nothing"))]
-pub struct LimitChanged {
-    /// The limit: `active thread percentage`, `memory limit 4096M of GPU-…`.
-    pub limit: String,
-    /// The value that was set; `None`: none.
-    pub asked: Option<String>,
-    /// The value that the control daemon names; `None`: none.
-    pub said: Option<String>,
-}
-
 fn bound(name: &str, value: &mut Value) {
     let (characters, entries) = match name {
         "last_words" => (500, MOST),
-        "limit" => (160, MOST),
         "pids" => (80, MOST_PIDS),
         "gpus" => (80, MOST_GPUS),
         "jobs" => (80, MOST_JOBS),
@@ -206,7 +192,6 @@ impl Observations {
         let looked_at = gpus.iter().filter(|_| !self.gpus.is_empty());
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
         let outside = |pid: &i32| format!("process {pid} computed outside the job's MPS");
-        let changed = |change| format!("the user had the control daemon change a limit: {change}");
         let mut lines = vec![match self.had_none() {
             true => NONE.to_owned(),
             false => {
@@ -219,7 +204,6 @@ impl Observations {
         lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
         lines.extend(self.fatal.iter().map(fatal));
         lines.extend(self.outside.iter().map(outside));
-        lines.extend(each(&self.limits_changed).map(changed));
         lines.extend(each(&self.over_memory));
         lines
     }
@@ -278,7 +262,6 @@ impl Observations {
         later(&mut self.daemons_lost, &before.daemons_lost);
         later(&mut self.fatal, &before.fatal);
         later(&mut self.over_memory, &before.over_memory);
-        later(&mut self.limits_changed, &before.limits_changed);
         later(&mut self.outside, &before.outside);
         later(&mut self.last_words, &before.last_words);
         self
@@ -298,7 +281,6 @@ impl Observations {
         self.fatal.extend(other.fatal);
         self.outside.extend(other.outside);
         self.over_memory.extend(other.over_memory);
-        self.limits_changed.extend(other.limits_changed);
         self.last_words.extend(other.last_words);
         self.usage = self.usage.or(other.usage);
         self

@@ -76,17 +76,16 @@ fn a_job_that_joins_is_told_what_came_after_it() {
 #[test]
 fn what_a_user_may_write_is_bounded_and_printable() {
     let many = (0..1000).map(|n| format!("{n}\u{1b}[2J\n{}", "x".repeat(5000)));
-    let changed = LimitChanged {
-        limit: "\u{1b}[2J".repeat(1000),
-        asked: None,
-        said: Some("\u{7}\n".repeat(1000)),
+    let lost = DaemonLost {
+        pid: 1,
+        how: "\u{7}\n".repeat(1000),
     };
     let hostile = Observations {
         last_words: many.collect(),
         fatal: vec![1; 1000],
         pids: vec![1; 10_000],
         killed: vec![Killed { pid: 1, signal: 9 }; 1000],
-        limits_changed: vec![changed; 1000],
+        daemons_lost: vec![lost; 1000],
         ..Observations::default()
     };
     let observations = Observations::parse(hostile.line().as_bytes()).unwrap();
@@ -94,9 +93,9 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     assert!(observations.pids.len() == MOST_PIDS && observations.killed.len() == MOST);
     let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= 503;
     assert!(observations.last_words.iter().all(clean));
-    assert_eq!(observations.limits_changed.len(), MOST);
-    let mut changes = observations.limits_changed.iter();
-    assert!(changes.all(|change| clean(&change.to_string())));
+    assert_eq!(observations.daemons_lost.len(), MOST);
+    let mut lost = observations.daemons_lost.iter();
+    assert!(lost.all(|one| clean(&one.to_string())));
     for none in r#"|{|null|7|{"clients": -1}|{"gpus": [{"uuid": "/etc"}]}"#
         .split('|')
         .chain(["\u{0}"])

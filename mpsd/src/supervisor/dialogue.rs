@@ -215,8 +215,6 @@ pub enum Event {
     ServerToEnd(i32),
     /// `Server 691 exited with status 1`. A server that was killed has status 0 as well.
     ServerExited(i32, i32),
-    /// `Cmd:set_default_active_thread_percentage 100`: a setting, which may have been refused.
-    Setting,
     /// `Cmd:quit`, or with a time.
     Quit,
     /// `NEW CLIENT 1519 from user 1001: …`.
@@ -240,11 +238,8 @@ impl Event {
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
         if let Some(command) = message.strip_prefix("Cmd:") {
-            let command = command.trim();
-            return match command.split(' ').next() {
-                Some("quit") => Some(Self::Quit),
-                _ => command.starts_with("set_").then_some(Self::Setting),
-            };
+            let name = command.trim().split(' ').next();
+            return (name == Some("quit")).then_some(Self::Quit);
         }
         if let Some(rest) = message.strip_prefix("Active Threads Percentage set to ") {
             return rest.parse().ok().map(Self::Threads);
@@ -380,14 +375,7 @@ mod tests {
         let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");
         let control = |text: &str| Event::parse(&format!("[x Control 459] {text}"));
         for (text, event) in [
-            (
-                "Cmd:set_default_active_thread_percentage 25",
-                Event::Setting,
-            ),
-            (
-                "Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M",
-                Event::Setting,
-            ),
+            ("Cmd:quit 5", Event::Quit),
             (
                 "Try shutting down server 578, backoff is enabled",
                 Event::ServerToEnd(578),
@@ -405,6 +393,7 @@ mod tests {
         for line in [
             "[x Control 4582] set_default_device_pinned_mem_limit GPU-c7ad435f 4096M.",
             "[x Control 621] Cmd:get_default_active_thread_percentage",
+            "[x Control 621] Cmd:set_default_active_thread_percentage 25",
             "[x Control 459] Try shutting down server 578th",
             "",
             "[",

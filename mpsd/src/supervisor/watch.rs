@@ -2,28 +2,20 @@
 //! observations.
 
 use super::comeback::Comeback;
-use super::dialogue::{self, Event, InForce};
+use super::dialogue::Event;
 use super::events::Events;
 use super::memory::MemoryWatch;
 use super::observer::{ClientWatch, Observer};
 use super::outside::OutsideWatch;
-use super::session;
 use super::start::{self, Running};
 use super::usage::UsageWatch;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
-use mpsd_core::observations::{DaemonLost, LimitChanged, keep};
+use mpsd_core::observations::{DaemonLost, keep};
 use mpsd_sys::Exit;
 use mpsd_sys::process::ProcessTable;
 use nix::sys::signal::Signal;
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// Shortest time between two readings of one daemon's limits, so that its owner cannot keep us
-/// busy.
-const LIMITS_PERIOD: Duration = Duration::from_secs(10);
-const LIMITS_PATIENCE: Duration = Duration::from_secs(1);
 
 pub fn until_the_end(
     spec: &Spec,
@@ -32,7 +24,6 @@ pub fn until_the_end(
     observer: &mut Observer,
 ) {
     let mut memory = MemoryWatch::new(spec);
-    let mut limits = LimitWatch::default();
     let mut clients = ClientWatch::default();
     let mut usage = UsageWatch::new(spec);
     let mut comeback = Comeback::default();
@@ -46,7 +37,6 @@ pub fn until_the_end(
     while !running.is_empty() || comeback.is_busy() {
         let periods = [
             memory.period(),
-            limits.period(),
             usage.period(),
             comeback.period(),
             outside.period(),
@@ -61,7 +51,6 @@ pub fn until_the_end(
             for event in daemon.lines().iter().filter_map(|line| Event::parse(line)) {
                 match event {
                     Event::NewClient(_) | Event::Active(_) => memory.wake(),
-                    Event::Setting => limits.0.entry(pid).or_default().due = true,
                     Event::Quit => told.push(pid),
                     _ => {}
                 }
@@ -89,9 +78,6 @@ pub fn until_the_end(
         outside.check(spec, nvml, &running, observer);
         if let Some(usage) = usage.check(nvml) {
             observer.all.usage = Some(usage);
-        }
-        if !terminate {
-            limits.check(spec, &running, observer);
         }
         observer.write();
         if terminate {
@@ -187,71 +173,6 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
     match grave {
         true => observer.say(&line),
         false => observer.log.line(&line),
-    }
-}
-
-/// By control daemon: reads its limits again after a command that may have changed them
-/// (THREAT-MODEL.md).
-#[derive(Debug, Default)]
-struct LimitWatch(BTreeMap<i32, LimitState>);
-
-#[derive(Debug, Default)]
-struct LimitState {
-    due: bool,
-    read: Option<Instant>,
-    changed: Vec<InForce>,
-}
-
-impl LimitState {
-    fn left(&self) -> Option<Duration> {
-        let passed = self.read.map_or(LIMITS_PERIOD, |read| read.elapsed());
-        self.due.then(|| LIMITS_PERIOD.saturating_sub(passed))
-    }
-
-    fn check(&mut self, spec: &Spec, running: &Running, observer: &mut Observer) {
-        let (pid, daemon) = (running.child.pid(), &running.daemon);
-        let limit = spec.command_time().min(LIMITS_PATIENCE);
-        let text = match session::say(&spec.control, daemon, &dialogue::read(daemon), limit) {
-            // It is ending.
-            Ok(answer) if answer.nobody_listens() || answer.text.trim().is_empty() => return,
-            Ok(answer) => answer.text,
-            Err(why) => {
-                let what = "was told to set something, and its limits cannot be read back";
-                return observer.say(&format!("control daemon {pid} {what}: {why}"));
-            }
-        };
-        let mut changed = dialogue::in_force(daemon, &text);
-        changed.retain(|limit| !limit.holds);
-        for new in changed.iter().filter(|limit| !self.changed.contains(limit)) {
-            let InForce {
-                limit, asked, said, ..
-            } = new.clone();
-            let change = LimitChanged { limit, asked, said };
-            observer.say(&format!(
-                "control daemon {pid} was told to change a limit: {change}"
-            ));
-            keep(&mut observer.all.limits_changed, change);
-        }
-        self.changed = changed;
-    }
-}
-
-impl LimitWatch {
-    fn period(&self) -> Option<Duration> {
-        self.0.values().filter_map(LimitState::left).min()
-    }
-
-    fn check(&mut self, spec: &Spec, running: &[Running], observer: &mut Observer) {
-        let is_running = |pid: &i32| running.iter().any(|daemon| daemon.child.pid() == *pid);
-        self.0.retain(|pid, _| is_running(pid));
-        for daemon in running {
-            if let Some(state) = self.0.get_mut(&daemon.child.pid())
-                && state.left() == Some(Duration::ZERO)
-            {
-                state.check(spec, daemon, observer);
-                (state.due, state.read) = (false, Some(Instant::now()));
-            }
-        }
     }
 }
 
