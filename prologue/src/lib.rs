@@ -157,7 +157,6 @@ impl Prologue {
         Ok(Job {
             submission: submission.clone(),
             asked,
-            config: self.arguments.config.clone(),
             location: Location::of(&settings),
             settings,
             user,

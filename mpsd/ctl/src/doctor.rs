@@ -6,7 +6,6 @@ use super::node_places;
 use super::site::NVML_DEADLINE;
 use super::terminal::{checks_json, say_checks, say_json, worst};
 use mpsd::cli::reconcile::{Reconcile, ReportLine};
-use mpsd::node::controls::moved_jobs;
 use mpsd::node::nvml::Driver;
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::config::{DEFAULT_PATH, Settings};
@@ -96,8 +95,7 @@ fn own(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
         PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)),
     );
     all.extend(node_check(context, || {
-        let config = context.config.unwrap_or(Path::new(DEFAULT_PATH));
-        nvml(&context.programs.join("mpsd"), &context.settings, config)
+        nvml(&context.programs.join("mpsd"), &context.settings)
     }));
     if has_gpu(context) {
         all.extend(places(context));
@@ -125,7 +123,7 @@ fn places(context: &SetupContext<'_>) -> Vec<CheckLine> {
     all
 }
 
-fn nvml(worker: &Path, settings: &Settings, config: &Path) -> Vec<CheckLine> {
+fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
     let ask = || -> Result<(Inventory, Driver, Vec<Held>), Failure> {
         let mut nvml = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?;
         let inventory: Inventory = nvml.ask(&Question::Inventory)?;
@@ -184,9 +182,7 @@ fn nvml(worker: &Path, settings: &Settings, config: &Path) -> Vec<CheckLine> {
         )),
     });
     if geteuid().is_root() {
-        let moved = moved_jobs(config);
-        all.extend(moved.iter().map(foreign::moved_line));
-        all.extend(foreign::lines(&foreign::daemons(settings, &moved), &held));
+        all.extend(foreign::lines(&foreign::daemons(settings), &held));
     }
     all
 }

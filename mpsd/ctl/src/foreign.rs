@@ -3,7 +3,7 @@
 
 use super::this_node;
 use mpsd::job::store::Store as _;
-use mpsd::node::controls::{MovedJob, control_daemons};
+use mpsd::node::controls::control_daemons;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::text::one_line;
@@ -26,14 +26,13 @@ pub(super) struct Foreign {
 pub(super) type Held = (u32, Vec<i32>);
 
 /// The control daemons that neither a job nor mpsd started. A user who has an MPS of ours is left
-/// out. `moved` are our jobs that began under another run_dir.
-pub(super) fn daemons(settings: &Settings, moved: &BTreeSet<MovedJob>) -> Vec<Foreign> {
+/// out.
+pub(super) fn daemons(settings: &Settings) -> Vec<Foreign> {
     let users = users_with_mps(settings);
     let others = control_daemons(|uid| !users.contains(&uid)).into_iter();
     let found = others.filter_map(|daemon| {
         let pipe = daemon.pipe.unwrap_or_else(|| USUAL.into());
-        let is_ours = moved.iter().any(|job| pipe.starts_with(&job.run));
-        (!daemon.is_of_job && !is_ours).then(|| Foreign {
+        (!daemon.is_of_job).then(|| Foreign {
             uid: daemon.uid,
             pipe: one_line(&pipe.to_string_lossy(), 100),
             processes: daemon.processes,
@@ -48,13 +47,6 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
     let jobs = names.filter_map(|name| JobId::parse(&name).ok());
     jobs.filter_map(|job| Some(node.read_journal(&job).ok()??.uid()))
         .collect()
-}
-
-/// Proved by root's journals, and no user can cause it.
-pub(super) fn moved_line(job: &MovedJob) -> CheckLine {
-    Fail(format!(
-        "job {job}: its GPU may stay exclusive until then; change run_dir only while 'mpsctl idle' says that no job has MPS"
-    ))
 }
 
 /// A line for each. Only root's own can fail the node.

@@ -22,14 +22,12 @@ use mpsd::cli::or_directories;
 use mpsd::cli::reconcile::{Reconcile, ReconcileReport, Undrain};
 use mpsd::cli::words::words;
 use mpsd::job::outcome::UNCOUNTED;
-use mpsd::node::controls::moved_jobs;
 use mpsd_core::config::{DEFAULT_PATH, Settings, directories_alone};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Undetermined};
 use mpsd_sys::priority;
 use setup::ADMIN_VERBS;
 use setup::{SetupContext, VerbError, VerbReport, must_be_root};
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -274,12 +272,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             let node = host_or(verb.node.as_ref());
             let settings = settings_for_root(config, &node, name, why)?;
             let usable = Settings::load(config, &node).is_ok();
-            let mut report = verb.run(&settings, &node, usable)?;
-            let moved = moved_jobs(config).into_iter().map(|moved| moved.run);
-            for run in moved.collect::<BTreeSet<_>>() {
-                report.add(verb.run_below(run, &settings, &node)?);
-            }
-            print_remains(&report, json)
+            print_remains(&verb.run(&settings, &node, usable)?, json)
         }
         Verb::Undrain(verb) => {
             let node = host_or(verb.node.as_ref());
@@ -289,7 +282,7 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
         Verb::Idle(verb) => {
             let why = "it reads the jobs' directories";
             let settings = settings_for_root(config, &host_or(None), "idle", why)?;
-            Ok(verb.run(&settings, &|| moved(config), json)?)
+            Ok(verb.run(&settings, json)?)
         }
         Verb::Config(ConfigVerb::Check(verb)) => {
             Ok(print_report(&verb.run(config, &ThisHost.name()), json))
@@ -344,11 +337,6 @@ fn print_report(report: &VerbReport, json: bool) -> u8 {
 fn print_remains(report: &ReconcileReport, json: bool) -> Result<u8, VerbError> {
     report.print(json);
     Ok(if report.incomplete { EXIT_NODE } else { 0 })
-}
-
-fn moved(config: &Path) -> Vec<String> {
-    let jobs = moved_jobs(config);
-    jobs.iter().map(ToString::to_string).collect()
 }
 
 fn host_or(node: Option<&String>) -> String {
@@ -436,6 +424,5 @@ fn with_context<T>(
             inventory(&programs.join("mpsd"), &nvml)
         },
         standing: &waiting,
-        moved: &|| moved(config),
     })
 }

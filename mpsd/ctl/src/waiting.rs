@@ -24,13 +24,8 @@ pub struct Idle {
 impl Idle {
     /// Waits until no job with MPS runs here or the time is over; returns the exit code. With
     /// `json` it prints their names.
-    pub fn run(
-        &self,
-        settings: &Settings,
-        moved: &dyn Fn() -> Vec<String>,
-        json: bool,
-    ) -> Result<u8, Failure> {
-        let jobs = running_jobs(&settings.paths, moved, self.wait);
+    pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
+        let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", format!("{why:#}")))?;
         if json {
             say_json(&serde_json::json!({"jobs": jobs}));

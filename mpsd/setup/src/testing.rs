@@ -14,6 +14,5 @@ pub fn context<'a>(programs: &'a str, config: Option<&'a str>) -> SetupContext<'
         host: &ThisHost,
         inventory: &|_| Err(mpsd_core::Undetermined::new("NVML", "not asked").into()),
         standing: &|_| Vec::new(),
-        moved: &Vec::new,
     }
 }

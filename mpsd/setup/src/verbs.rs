@@ -41,8 +41,6 @@ pub struct SetupContext<'a> {
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here under any scheduler.
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
-    /// The jobs with MPS that began under an earlier run_dir.
-    pub moved: &'a dyn Fn() -> Vec<String>,
 }
 
 impl SetupContext<'_> {
@@ -249,7 +247,7 @@ pub struct RunningJobs {
 impl RunningJobs {
     pub fn allow(&self, ctx: &SetupContext<'_>) -> Result<Option<String>> {
         let wait_s = if self.force { 0 } else { self.wait };
-        let jobs = running_jobs(&ctx.settings.paths, ctx.moved, wait_s)?.join(", ");
+        let jobs = running_jobs(&ctx.settings.paths, wait_s)?.join(", ");
         let timer = "mpsd-reconcile.timer takes";
         let still = format!(
             "jobs with MPS still run here: {jobs}; if it stays installed, {timer} their MPS down"
@@ -265,15 +263,10 @@ impl RunningJobs {
 }
 
 /// Waits up to `wait_s` seconds until no job with MPS is left on this node. Returns those that are.
-/// `moved` tells of those below another directory.
-pub fn running_jobs(
-    paths: &Paths,
-    moved: &dyn Fn() -> Vec<String>,
-    wait_s: u64,
-) -> Result<Vec<String>> {
+pub fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>> {
     let end = Deadline::after(Duration::from_secs(wait_s));
     loop {
-        let jobs = [jobs_here(&paths.jobs())?, moved()].concat();
+        let jobs = jobs_here(&paths.jobs())?;
         if jobs.is_empty() || !end.sleep(POLL) {
             return Ok(jobs);
         }
@@ -349,21 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn a_job_below_an_earlier_run_dir_still_runs_here() {
+    fn a_job_with_a_journal_still_runs_here() {
         let directory = tempfile::tempdir().unwrap();
         let paths = Paths::new(directory.path(), directory.path());
-        let running = |moved: &[&str]| {
-            let moved: Vec<String> = moved.iter().map(|job| (*job).to_owned()).collect();
-            running_jobs(&paths, &|| moved.clone(), 0).unwrap()
-        };
-        assert!(running(&[]).is_empty());
-        assert_eq!(
-            running(&["12 (below '/run/old')"]),
-            ["12 (below '/run/old')"]
-        );
+        let running = || running_jobs(&paths, 0).unwrap();
+        assert!(running().is_empty());
         let job = directory.path().join("jobs/7");
         fs::create_dir_all(&job).unwrap();
+        assert!(running().is_empty());
         fs::write(job.join("journal"), "").unwrap();
-        assert_eq!(running(&["12"]), ["7", "12"]);
+        assert_eq!(running(), ["7"]);
     }
 }

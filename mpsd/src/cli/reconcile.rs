@@ -19,12 +19,11 @@ use batch::{Location, Scheduler};
 use mpsd_core::config::Settings;
 use mpsd_core::record;
 use mpsd_core::text::list;
-use mpsd_core::{Failure, JobId, Paths, Undetermined};
+use mpsd_core::{Failure, JobId, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::guard::ask;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ReportLine::{Change, Drain, Note, Problem};
@@ -79,11 +78,6 @@ pub enum ReportLine {
 }
 
 impl ReconcileReport {
-    pub fn add(&mut self, other: Self) {
-        self.incomplete |= other.incomplete;
-        self.told.extend(other.told);
-    }
-
     pub fn print(&self, json: bool) {
         match json {
             true => say_json(self),
@@ -130,25 +124,6 @@ impl Reconcile {
         if usable && !self.dry_run {
             run.remarks();
         }
-        Ok(run.report)
-    }
-
-    /// The same for the jobs below `run`, a run_dir that the configuration no longer names.
-    pub fn run_below(
-        &self,
-        run: PathBuf,
-        settings: &Settings,
-        name: &str,
-    ) -> Result<ReconcileReport, Failure> {
-        let settings = Settings {
-            paths: Paths::new(run, settings.paths.state()),
-            ..settings.clone()
-        };
-        let mut run = Run::new(&settings, name);
-        run.dry = self.dry_run;
-        run.jobs(None)?;
-        run.shared();
-        run.gpus();
         Ok(run.report)
     }
 }

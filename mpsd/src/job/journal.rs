@@ -32,9 +32,6 @@ pub struct Journal {
     pub version: u32,
     pub scheduler: Scheduler,
     pub node: String,
-    /// The configuration that named its run_dir.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config: Option<PathBuf>,
     pub user: String,
     pub gid: u32,
     /// As made; later states of its record are in the record's own file alone.
@@ -106,7 +103,6 @@ impl Journal {
             version: VERSION,
             scheduler: job.submission.scheduler,
             node: job.node.clone(),
-            config: Some(job.config.clone()),
             user: job.user.name.clone(),
             gid: job.user.gid,
             plan,

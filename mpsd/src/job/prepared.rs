@@ -8,7 +8,6 @@ use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Inventory};
 use mpsd_sys::deadline::Deadline;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
@@ -23,8 +22,6 @@ pub struct User {
 pub struct Job {
     pub submission: Submission,
     pub asked: Asked,
-    /// The file of the settings.
-    pub config: PathBuf,
     pub settings: Settings,
     pub user: User,
     pub node: String,

@@ -6,7 +6,7 @@ use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unatta
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Asked, decide};
-use mpsd_core::config::{DEFAULT_PATH, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::gpu::Mig;
 use mpsd_core::request::Syntax;
 use mpsd_core::{
@@ -255,7 +255,6 @@ impl Scenario {
                 syntax: Syntax::Account,
                 by_site: self.by_site,
             },
-            config: DEFAULT_PATH.into(),
             settings: self.settings(),
             user: User {
                 name: "alice".to_owned(),

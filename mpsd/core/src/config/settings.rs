@@ -127,8 +127,7 @@ settings! {
         /// The directories of mpsd: run_dir is lost at a reboot, state_dir stays. In both, in
         /// control, nvml and cgroup, and in home and exec of [pbs], '%n' is the node's name in the
         /// scheduler, else the host's. Use it if several nodes run on one host. Change run_dir only
-        /// on a node without jobs ('mpsctl idle'): the epilogue of a running job would not find its
-        /// MPS, and only 'mpsctl reconcile' would take it down. Change it in
+        /// on a node without jobs ('mpsctl idle'): nothing would end the MPS of a running job. Change it in
         /// /etc/profile.d/mpsd* too, and add a new run_dir or state_dir to ReadWritePaths
         /// of mpsd-boot, mpsd-reconcile and mpsd-metrics.service ('systemctl edit'). A new state_dir
         /// has none of the earlier drains and reports.
