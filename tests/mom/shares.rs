@@ -20,7 +20,6 @@ fn plain(config: &str) -> Cluster {
         c.serve(name, text);
     }
     c.open_to_users();
-    c.serve("counts-shares", "yes");
     c
 }
 
@@ -272,16 +271,7 @@ fn check_tells_what_the_server_and_the_scheduler_lack() {
     );
     c.openpbs_starts(0);
     let ok = "OK    each of 2 GPUs is a vnode with 16 mps_shares";
-    let counts = "OK    the scheduler counts mps_shares";
-    check(&mut c, 0, &[ok, counts]);
-    let select = "-l\nselect=3:ncpus=0:mps_shares=16:host=nodea\n--\n/bin/true";
-    says(&c.served("queue/1.pbsserver"), &[select]);
-    assert!(c.server().join("deleted/1.pbsserver").exists());
-    says(&c.nodes[0].sh_exits(0, "mpsctl doctor || true"), &[ok]);
-    assert!(
-        !c.server().join("queue/2.pbsserver").exists(),
-        "doctor submits no job"
-    );
+    check(&mut c, 0, &[ok]);
     let host = c.served("vnodes/nodea");
     c.serve("vnodes/nodea", &host.replace("ngpus = 0", "ngpus = 2"));
     check(
@@ -292,16 +282,17 @@ fn check_tells_what_the_server_and_the_scheduler_lack() {
         ],
     );
     c.serve("vnodes/nodea", &host);
-    std::fs::remove_file(c.server().join("counts-shares")).unwrap();
-    check(
-        &mut c,
-        2,
-        &[
-            ok,
-            "FAIL  the scheduler does not count mps_shares: the scheduler counts mps_shares once 'resources:'",
-        ],
-    );
-    c.serve("counts-shares", "yes");
+    let sched_config = |c: &mut Cluster, resources: &str| {
+        let directory = "/var/spool/pbs/sched_priv";
+        c.nodes[0].sh(&format!(
+            "mkdir -p {directory}; echo 'resources: \"{resources}\"' >{directory}/sched_config"
+        ));
+    };
+    sched_config(&mut c, "ncpus, ngpus");
+    let line = "FAIL  the scheduler counts mps_shares once 'resources:'";
+    check(&mut c, 2, &[ok, line]);
+    sched_config(&mut c, "ncpus, ngpus, mps_shares");
+    check(&mut c, 0, &[ok]);
     // One of the vnodes has another number, or is gone.
     let uuid = c.gpus[0].uuids()[1].clone();
     let vnode = format!("vnodes/nodea[{uuid}]");

@@ -5,11 +5,11 @@ use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
 use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
-use mpsd_sys::spawn::{Identity, Spawn};
+use mpsd_sys::spawn::Spawn;
 use nix::sys::stat::{Mode, fstat};
 use nix::sys::statfs::{self, FsType, statfs};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{SysconfVar, User, sysconf};
+use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -109,11 +109,6 @@ pub trait Host {
         deadline: Duration,
     ) -> Result<Answer, String>;
 
-    /// Runs a program as [`Host::run`] does, as the user nobody, without groups.
-    fn run_as_nobody(&self, _: &Path, _: &[&str], _: Duration) -> Result<Answer, String> {
-        Err("this host starts nothing as another user".to_owned())
-    }
-
     fn name(&self) -> String;
 }
 
@@ -143,54 +138,27 @@ impl Host for ThisHost {
         environment: &[(&str, &str)],
         deadline: Duration,
     ) -> Result<Answer, String> {
-        run(program, arguments, environment, deadline, None)
-    }
-
-    fn run_as_nobody(
-        &self,
-        program: &Path,
-        arguments: &[&str],
-        deadline: Duration,
-    ) -> Result<Answer, String> {
-        let user = User::from_name("nobody").ok().flatten();
-        let user = user.ok_or("no user nobody")?;
-        let identity = Identity {
-            uid: user.uid.into(),
-            gid: user.gid.into(),
-            groups: Vec::new(),
+        let mut spawn = Spawn::trusted(program).map_err(|error| error.to_string())?;
+        spawn.args = arguments.iter().map(OsString::from).collect();
+        let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
+        let all = own.iter().chain(environment);
+        spawn.env = all
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
+        let ended = ended.map_err(|error| error.to_string())?;
+        let text = ended.text();
+        let code = match ended.exit {
+            Exit::Code(code) => Some(code.into()),
+            Exit::Signal(_) => None,
         };
-        run(program, arguments, &[], deadline, Some(identity))
+        Ok(Answer { code, text })
     }
 
     fn name(&self) -> String {
         let name = nix::unistd::gethostname().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
-}
-
-fn run(
-    program: &Path,
-    arguments: &[&str],
-    environment: &[(&str, &str)],
-    deadline: Duration,
-    identity: Option<Identity>,
-) -> Result<Answer, String> {
-    let mut spawn = Spawn::trusted(program).map_err(|error| error.to_string())?;
-    spawn.args = arguments.iter().map(OsString::from).collect();
-    spawn.identity = identity;
-    let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
-    let all = own.iter().chain(environment);
-    spawn.env = all
-        .map(|(name, value)| (name.into(), value.into()))
-        .collect();
-    let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
-    let ended = ended.map_err(|error| error.to_string())?;
-    let text = ended.text();
-    let code = match ended.exit {
-        Exit::Code(code) => Some(code.into()),
-        Exit::Signal(_) => None,
-    };
-    Ok(Answer { code, text })
 }
 
 pub fn boot_time() -> Option<u64> {

@@ -229,15 +229,8 @@ fn qsub(words: &[&str]) -> u8 {
     let number = fs::read_dir(at("queue")).map_or(0, Iterator::count);
     let id = format!("{number}.{}", text("server").unwrap_or_default());
     let job = format!("{}\n\n{script}", words.join("\n"));
-    // The scheduler of a test counts shares only where the test says so.
-    let status = match text("counts-shares") {
-        _ if !words.join(" ").contains("mps_shares") => "    job_state = Q",
-        None => "    job_state = R",
-        Some(_) => {
-            "    job_state = Q\n    comment = Not Running: Insufficient amount of resource: mps_shares"
-        }
-    };
-    let kept = keep(&format!("jobs/{id}"), status).and(keep(&format!("queue/{id}"), &job));
+    let kept =
+        keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
     if at("qsub-hangs").exists() {
         // The job is in the queue, but the server's answer does not come back. The caller ends
         // this.

@@ -24,7 +24,6 @@ pub static VERBS: ProductVerbs = ProductVerbs {
     install: place_hook,
     uninstall,
     check: check_hook,
-    trial: |pbs, ctx| shares::trial(pbs, moms_shares(pbs, ctx), ctx),
 };
 
 const NAME: &str = "mpsd";

@@ -4,14 +4,12 @@
 
 use super::moms::{CGROUPS, MomsHook, cgroups_names_gpus};
 use crate::pbs::product::node;
-use crate::verbs::CheckLine::{self, Fail, Pass, Warn};
+use crate::verbs::CheckLine::{self, Fail, Pass};
 use crate::verbs::{SetupContext, VerbReport};
 use anyhow::{Error, Result};
 use batch::openpbs::VNODE;
 use batch::pbs::{Installation, MOST_CONF, attribute};
 use mpsd_core::gpu::Mig;
-use mpsd_core::text::one_line;
-use mpsd_sys::deadline::Deadline;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,9 +19,6 @@ const RESOURCES: [(&str, &str); 2] = [
 ];
 const NGPUS: &str = "resources_available.ngpus";
 const ASK: Duration = Duration::from_secs(10);
-/// How long the scheduler may take to look at the job of a trial.
-const LOOKS: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(250);
 const REREAD: &str =
     "the mom of each node with GPUs takes it at its next start, or by SIGHUP; jobs continue";
 
@@ -75,25 +70,27 @@ pub fn install(
     report.did(format!(
         "each GPU becomes a vnode with {each} mps_shares: {REREAD}"
     ));
-    if let Some(line) = scheduler(pbs, ctx) {
+    if let Some((line, _)) = scheduler(pbs, ctx) {
         report.did(line);
     }
     Ok(())
 }
 
-/// What the scheduler's configuration lacks, if the scheduler is on this host or elsewhere.
-fn scheduler(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<String> {
+/// What the scheduler's configuration lacks, and whether it is on this host.
+fn scheduler(pbs: &Installation, ctx: &SetupContext<'_>) -> Option<(String, bool)> {
     let path = pbs.home.join("sched_priv/sched_config");
     let text = ctx.host.configuration(&path, MOST_CONF).ok().flatten();
+    let is_here = text.is_some();
     let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
     let line = text.lines().find(|line| line.starts_with("resources:"));
     let counts = |line: &str| line.split([' ', ',', '"']).any(|word| word == "mps_shares");
     (!line.is_some_and(counts)).then(|| {
-        format!(
+        let line = format!(
             "the scheduler counts mps_shares once 'resources:' of '{}' on its host lists it, as in \
              resources: \"ncpus, mem, ngpus, mps_shares\", and after a SIGHUP to it",
             path.display()
-        )
+        );
+        (line, is_here)
     })
 }
 
@@ -204,6 +201,7 @@ pub fn check(
             "the server counts this node's GPUs twice: qmgr -c 'set node {name} {NGPUS} = 0'"
         ))
     });
+    let uncounted = scheduler(pbs, ctx).filter(|(_, is_here)| *is_here);
     Ok(match gpus.iter().find(lacks) {
         Some(uuid) => vec![Fail(format!(
             "the server has no vnode of GPU {uuid} with {each} mps_shares: send the mom a SIGHUP, or restart it"
@@ -214,70 +212,9 @@ pub fn check(
         ))]
         .into_iter()
         .chain(twice)
+        .chain(uncounted.map(|(line, _)| Fail(line)))
         .collect(),
     })
-}
-
-/// Asks the scheduler for one share more than each GPU of this node has. Only a scheduler that does
-/// not count them runs this job, which does nothing. Root may submit no job, so nobody does.
-pub fn trial(pbs: &Installation, each: u32, ctx: &SetupContext<'_>) -> Option<CheckLine> {
-    let gpus = (each > 0).then(|| gpus(pbs, ctx).ok())??;
-    if gpus.is_empty() {
-        return None;
-    }
-    let chunks = gpus.len() + 1;
-    let select = format!(
-        "select={chunks}:ncpus=0:mps_shares={each}:host={}",
-        node(ctx)
-    );
-    let words = [
-        "-N",
-        "mpsd-check",
-        "-j",
-        "oe",
-        "-o",
-        "/dev/null",
-        "-l",
-        &select,
-        "--",
-        "/bin/true",
-    ];
-    let run = |name: &str, words: &[&str]| {
-        let program = pbs.program(name, ctx.host)?;
-        ctx.host.run_as_nobody(&program, words, ASK)?.accepted(name)
-    };
-    let id = match run("qsub", &words) {
-        Ok(id) => id.trim().to_owned(),
-        Err(why) => return Some(Warn(format!("shares were not tried: {why}"))),
-    };
-    let end = Deadline::after(LOOKS);
-    let found = loop {
-        let status = run("qstat", &["-f", &id]);
-        let text = status.as_deref().unwrap_or_default();
-        let comment = attribute(text, "comment").unwrap_or_default();
-        let has_run = match &status {
-            Ok(text) => attribute(text, "job_state").is_some_and(|state| state != "Q"),
-            Err(why) => why.contains("Unknown Job") || why.contains("has finished"),
-        };
-        if has_run {
-            let line = scheduler(pbs, ctx).unwrap_or_else(|| "its SIGHUP is due".to_owned());
-            break Fail(format!("the scheduler does not count mps_shares: {line}"));
-        }
-        if comment.contains("mps_shares") {
-            break Pass(format!(
-                "the scheduler counts mps_shares: a job for one too many says '{}'",
-                one_line(&comment, 80)
-            ));
-        }
-        if !end.sleep(POLL) {
-            break Warn(format!(
-                "shares were not tried: the scheduler says '{}'",
-                one_line(&comment, 80)
-            ));
-        }
-    };
-    let _ = run("qdel", &[&id]);
-    Some(found)
 }
 
 /// What `mpsctl pbs vnodes` tells the hook.

@@ -107,9 +107,7 @@ fn run(matches: &clap::ArgMatches, ctx: &SetupContext<'_>) -> Result<VerbReport,
         PbsVerb::Check(product) => {
             broken?;
             let (pbs, node) = (find(product, ctx)?, node(ctx));
-            let mut all = check(&pbs, verbs(&pbs), &node, ctx);
-            all.extend((verbs(&pbs).trial)(&pbs, ctx));
-            report = with_node(all, &node, ctx).into();
+            report = with_node(check(&pbs, verbs(&pbs), &node, ctx), &node, ctx).into();
         }
     }
     Ok(report)

@@ -37,8 +37,6 @@ pub struct ProductVerbs {
         fn(&Installation, &InstallOptions, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
     pub uninstall: fn(&Installation, &SetupContext<'_>, &mut VerbReport) -> Result<()>,
     pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
-    /// Tries what `check` cannot see.
-    pub trial: fn(&Installation, &SetupContext<'_>) -> Option<CheckLine>,
 }
 
 /// This node's name in PBS.

@@ -30,7 +30,6 @@ pub static VERBS: ProductVerbs = ProductVerbs {
         all.extend(check_scripts(pbs, ctx));
         all.push(check_tasks(pbs, ctx));
     },
-    trial: |_, _| None,
 };
 
 const ABOVE: &str =
