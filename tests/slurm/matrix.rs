@@ -132,7 +132,6 @@ srun | --gres=gpu:2 | --mps --mps-bind=block | | one 132 sees1 on2
 srun | --gres=gpu:2 | --mps --mps-bind=closest | | one 132 sees1 on2
 srun | --gres=gpu:2 | --mps --mps-visible=ordinal | | one 132
 srun | --gres=gpu:2 | --mps --mps-visible=uuid | | one 132
-srun | --gres=gpu:2 --exclusive | --mps --mps-mem=0=4G:1=2G | | one 132 M4096:2048
 srun | -N1 -n6 --gres=gpu:3 | --mps --mps-threads=auto --mps-mem=auto | | one 132 M71885 on3
 ";
 

@@ -63,7 +63,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new(
             "per_gpu",
-            "MPS=per-gpu,MPS_MEM=0=4G:1=2G,MPS_PRIORITY=below-normal",
+            "MPS=per-gpu,MPS_MEM=4G,MPS_PRIORITY=below-normal",
             2,
         ),
         Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
@@ -96,7 +96,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("mig_two", "MPS=true,MPS_MEM=25%", 2).divided(2, &[(1, 0), (0, 2)]),
         Scenario::new(
             "mig_two_by_rank",
-            "MPS=per-gpu,MPS_BIND=block,MPS_MEM=0=4G:1=2G",
+            "MPS=per-gpu,MPS_BIND=block,MPS_MEM=4G",
             2,
         )
         .divided(2, &[(0, 1), (1, 1)]),

@@ -111,7 +111,7 @@ fn lower_memory(
     let sizes: Option<Vec<u64>> = match memory {
         MemoryLimit::Uniform(amount) => absolute(amount).map(|mib| vec![mib]),
         MemoryLimit::PerRank(amounts) => amounts.iter().map(absolute).collect(),
-        MemoryLimit::Auto | MemoryLimit::PerGpu(_) | MemoryLimit::Job(_) => None,
+        MemoryLimit::Auto | MemoryLimit::Job(_) => None,
     };
     let sizes = sizes.ok_or_else(|| {
         let why = "a step of a job with MPS takes a size";

@@ -6,7 +6,7 @@ use batch::Part;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
-use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Syntax, Threads};
+use mpsd_core::request::{Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
 
@@ -197,7 +197,6 @@ impl Draft<'_> {
                 return Err(self.refuse(Key::Mem, why, "a limit of each client, as in 4G"));
             }
             Some(MemoryLimit::Uniform(amount) | MemoryLimit::Job(amount)) => all(*amount)?,
-            Some(MemoryLimit::PerGpu(list)) => self.by_gpu(list)?,
             Some(MemoryLimit::PerRank(list)) => {
                 let ranks = list.iter().map(|amount| all(*amount));
                 let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
@@ -258,44 +257,6 @@ impl Draft<'_> {
             }
             _ => Ok(mib.min(most).min(total)),
         }
-    }
-
-    /// Limits by GPU. A GPU that the list leaves out has the ceiling.
-    fn by_gpu(&self, list: &[(GpuSelector, Amount)]) -> Result<Memory, Refusal> {
-        let mut limits = Vec::new();
-        for (selector, amount) in list {
-            // Indexes count within the job: 0 is its first GPU on this node.
-            let gpu = match selector {
-                GpuSelector::Index(n) => self.gpus.get(*n as usize),
-                GpuSelector::Uuid(uuid) => self.gpus.iter().find(|gpu| gpu.uuid == *uuid),
-            };
-            let gpu = gpu.ok_or_else(|| {
-                let count = self.gpus.len();
-                let (has, allowed) = match count {
-                    1 => ("one GPU".to_owned(), "0, or its UUID".to_owned()),
-                    _ => {
-                        let last = count.saturating_sub(1);
-                        let allowed = format!("0 to {last}, or the UUID of one of them");
-                        (format!("{count} GPUs"), allowed)
-                    }
-                };
-                let why = format!("the job has {has} on this node");
-                Refusal::new(format!("memory limit for GPU {selector}"), why, allowed)
-            })?;
-            limits.push((
-                gpu.uuid.clone(),
-                self.limit(gpu, self.mebibytes(gpu, *amount)?)?,
-            ));
-        }
-        if let Some(ceiling) = self.settings.ceilings.memory {
-            for gpu in &self.gpus {
-                if !limits.iter().any(|(uuid, _)| *uuid == gpu.uuid) {
-                    let most = self.ceiling(gpu, ceiling)?;
-                    limits.push((gpu.uuid.clone(), most.min(gpu.memory_mib.unwrap_or(most))));
-                }
-            }
-        }
-        Ok(limits)
     }
 }
 
@@ -410,10 +371,6 @@ mod tests {
                 "MPS_MEM=2G:11G: the memory limit is above",
             ),
             (
-                "MPS=on,MPS_MEM=1=11G",
-                "MPS_MEM=1=11G: the memory limit is above",
-            ),
-            (
                 "MPS=on,MPS_MEM=13%",
                 "MPS_MEM=13%: the memory limit is above",
             ),
@@ -507,7 +464,6 @@ mod tests {
         let auto = "MPS=on,MPS_THREADS=auto,MPS_MEM=auto";
         assert_eq!(with("", auto, Some(16)), "12.5 [5120, 256]");
         assert_eq!(with("", auto, Some(2)), "50 [10240, 2048]");
-        assert_eq!(with("", "MPS=on,MPS_MEM=0=2G", None), "50 [2048, 4096]");
     }
 
     #[test]
@@ -575,14 +531,11 @@ mod tests {
         assert_eq!(of("", "MPS=on"), all(&[]));
         assert_eq!(of("", "MPS=on,MPS_MEM=4G"), all(&[4096, 4096]));
         assert_eq!(of("", "MPS=on,MPS_MEM=2G:4G"), all(&[4096, 4096]));
-        assert_eq!(of("", "MPS=on,MPS_MEM=1=25%"), all(&[20_480]));
         assert_eq!(of(size, "MPS=on"), all(&[10_240, 10_240]));
-        assert_eq!(of(size, "MPS=on,MPS_MEM=1=2G"), all(&[2048, 10_240]));
         let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
         for (config, account, what) in [
             ("", "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
             ("", "MPS=on,MPS_MEM=auto", "MPS_MEM=auto"),
-            ("", "MPS=on,MPS_MEM=0=25%", "MPS_MEM=0=25%"),
             ("", "MPS=on,MPS_MEM=4G:25%", "MPS_MEM=4G:25%"),
             ("[defaults]\nmem = \"25%\"\n", "MPS=on", "MPS_MEM=25%"),
             (size, "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
@@ -594,11 +547,6 @@ mod tests {
             (
                 "[ceilings]\nmem = \"50%\"\n",
                 "MPS=on,MPS_MEM=4G",
-                "this site's memory ceiling of 50%",
-            ),
-            (
-                "[ceilings]\nmem = \"50%\"\n",
-                "MPS=on,MPS_MEM=1=2G",
                 "this site's memory ceiling of 50%",
             ),
         ] {

@@ -7,7 +7,7 @@ mod values;
 
 pub use options::{Key, Request, Row};
 pub use syntax::{Flags, Syntax};
-pub use values::{GpuSelector, MemoryLimit, Mode, Threads};
+pub use values::{MemoryLimit, Mode, Threads};
 
 #[cfg(test)]
 mod tests;

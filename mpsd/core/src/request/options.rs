@@ -165,11 +165,11 @@ options! {
         list: true,
         allowed: MemoryLimit::ALLOWED,
         words: &["auto"],
-        help: "limit of each client's GPU memory: `4G`, `900M`, `25%`, `auto` (the even share), by GPU (`0=4G:1=2G`), by \
-               local rank (`2G:4G`), or of all the job's clients together (`job=24G`)",
-        more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job that can meet on it. A GPU is named by its \
-               number within the job, from 0, or by its UUID. NVIDIA holds each client to its limit. A job's sum, which `job=` or, \
-               on a shared GPU, `auto` sets, is watched: once a second, no wall.",
+        help: "limit of each client's GPU memory: `4G`, `900M`, `25%`, `auto` (the even share), by local rank \
+               (`2G:4G`), or of all the job's clients together (`job=24G`)",
+        more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job that can meet on it. NVIDIA holds \
+               each client to its limit. A job's sum, which `job=` or, on a shared GPU, `auto` sets, is watched: once a second, no \
+               wall.",
         lowered_by_steps: true,
     }, str::parse, ToString::to_string;
 

@@ -76,7 +76,7 @@ fn account_tokens_have_a_canonical_form() {
         proj42,MPS=true                            -> MPS=per-node
         proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G   -> MPS=per-node,MPS_THREADS=25,MPS_MEM=2G
         mps=YES;mps_threads=30:70                  -> MPS=per-node,MPS_THREADS=30:70
-        proj\tMps=Per_Gpu  MPS_mem=0=4G:1=2048M    -> MPS=per-gpu,MPS_MEM=0=4G:1=2G
+        proj\tMps=Per_Gpu  MPS_mem=4G:2048M        -> MPS=per-gpu,MPS_MEM=4G:2G
         MPS=per_node;;,MPS_MEM=25%                 -> MPS=per-node,MPS_MEM=25%
         MPS=1,MPS_THREADS=Auto,MPS_MEM=AUTO        -> MPS=per-node,MPS_THREADS=auto,MPS_MEM=auto
         MPS=on,MPS_MEM=2G:25%                      -> MPS=per-node,MPS_MEM=2G:25%
@@ -89,7 +89,6 @@ fn account_tokens_have_a_canonical_form() {
         MPS=on,MPS=true                            -> MPS=per-node
         MPS=on,MPS_MEM=4G,mps_mem=4096M            -> MPS=per-node,MPS_MEM=4G
         MPS_THREADS=12.59,MPS=on                   -> MPS=per-node,MPS_THREADS=12.5
-        MPS=on,MPS_MEM=gpu-200B4359-5562=1G        -> MPS=per-node,MPS_MEM=GPU-200b4359-5562=1G
         MPS=Auto,MPS_MEM=4G                        -> MPS=auto,MPS_MEM=4G
         MPS=on,MPS_MEM=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         MPS=on,MPS_MEM=Job=25%,mps_mem=JOB=25%     -> MPS=per-node,MPS_MEM=job=25%
@@ -119,14 +118,11 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_THREADS=30::70   -> MPS_THREADS=30::70: not a plain decimal number; allowed: {threads}
         MPS=on,MPS_THREADS=30:auto  -> MPS_THREADS=30:auto: not a plain decimal number; allowed: {threads}
         MPS=on,MPS_MEM=3X           -> MPS_MEM=3X: unknown unit; allowed: {memory}
-        MPS=on,MPS_MEM=0=4G:2G      -> MPS_MEM=0=4G:2G: names a GPU for some limits only; allowed: {memory}
-        MPS=on,MPS_MEM=0=4G:00=2G   -> MPS_MEM=0=4G:00=2G: names GPU 0 twice; allowed: {memory}
+        MPS=on,MPS_MEM=0=4G:1=2G    -> MPS_MEM=0=4G:1=2G: there is no limit by GPU; allowed: {memory}
         MPS=on,MPS_MEM=job=         -> MPS_MEM=job=: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=job=auto     -> MPS_MEM=job=auto: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=job=4G:0=2G  -> MPS_MEM=job=4G:0=2G: unknown unit; allowed: {memory}
         MPS=on,MPS_MEM=job:4G       -> MPS_MEM=job:4G: not a plain decimal number with a unit; allowed: {memory}
-        MPS=on,MPS_MEM=0=auto       -> MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}
-        MPS=on,MPS_MEM=MIX-77=4G    -> MPS_MEM=MIX-77=4G: names no GPU; allowed: the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)
         MPS=on,MPS_REPLICAS=4       -> MPS_REPLICAS=4: unknown key; allowed: {all}
         MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
@@ -245,7 +241,7 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps=                         -> MPS=per-node
         mps=per_gpu mps-threads=30,70    -> MPS=per-gpu,MPS_THREADS=30:70
         mps-mem=job=24G mps              -> MPS=per-node,MPS_MEM=job=24G
-        mps-mem=0=4G,1=2G:2=1G mps       -> MPS=per-node,MPS_MEM=0=4G:1=2G:2=1G
+        mps-mem=4G,2G:1G mps             -> MPS=per-node,MPS_MEM=4G:2G:1G
         mps mps-verify=(null)            -> MPS=per-node,MPS_VERIFY=on
         mps-verify mps                   -> MPS=per-node,MPS_VERIFY=on
         mps mps-verify=no                -> MPS=per-node,MPS_VERIFY=off
@@ -287,7 +283,7 @@ fn the_resource_speaks_the_same_words() {
         on                                 -> MPS=per-node
         on+threads=25+mem=4G               -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
         on+mem=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
-        mem=0=4G:1=2G+per-gpu              -> MPS=per-gpu,MPS_MEM=0=4G:1=2G
+        mem=4G:2G+per-gpu                  -> MPS=per-gpu,MPS_MEM=4G:2G
         mps=on+MPS_THREADS=25+mps-verify=1 -> MPS=per-node,MPS_THREADS=25,MPS_VERIFY=on
         off                                -> MPS=off
                                            -> mps=: unknown word; allowed: {mode}
@@ -402,7 +398,7 @@ fn every_request_survives_its_own_text() {
     let options = [
         "MPS=off|MPS=per-node|MPS=per-gpu|MPS=auto",
         "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
-        "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=0=1M:4294967295=4G:GPU-200b4359-5562=9%",
+        "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=job=9%",
         "|MPS_PRIORITY=normal|MPS_PRIORITY=below-normal",
         "|MPS_VERIFY=on|MPS_VERIFY=off|MPS_REPORT=on",
         "|MPS_BIND=auto,MPS_VISIBLE=ordinal|MPS_BIND=closest",

@@ -1,8 +1,7 @@
-//! The values of a request that are no plain limits: the mode, and lists by local rank or by GPU.
+//! The values of a request that are no plain limits: the mode, and lists by local rank.
 
-use crate::gpu::GpuUuid;
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
-use crate::text::{count, is_digits};
+use crate::text::count;
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -102,33 +101,14 @@ pub enum MemoryLimit {
     /// A value for each local rank, in order; at least two.
     #[display("{}", joined(_0))]
     PerRank(Vec<Amount>),
-    #[display("{}", joined(_0.iter().map(|(gpu, amount)| format!("{gpu}={amount}"))))]
-    PerGpu(Vec<(GpuSelector, Amount)>),
     /// For the job's clients on a GPU together, and so for each of them.
     #[display("job={_0}")]
     Job(Amount),
 }
 
 impl MemoryLimit {
-    pub const ALLOWED: &'static str = "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; by GPU such as 0=4G:1=2G; \
-         for all clients of the job together job=24G";
-
-    fn per_gpu(text: &str) -> Result<Self, Invalid> {
-        let mut limits: Vec<(GpuSelector, Amount)> = Vec::new();
-        for element in text.split(':') {
-            let some = || Invalid::new("names a GPU for some limits only", Self::ALLOWED);
-            let (gpu, amount) = element.split_once('=').ok_or_else(some)?;
-            let gpu: GpuSelector = gpu.parse()?;
-            if limits.iter().any(|(named, _)| *named == gpu) {
-                let why = format!("names GPU {gpu} twice");
-                return Err(Invalid::new(why, Self::ALLOWED));
-            }
-            let amount: Result<Amount, Invalid> = amount.parse();
-            let amount = amount.map_err(|invalid| invalid.within(Self::ALLOWED))?;
-            limits.push((gpu, amount));
-        }
-        Ok(MemoryLimit::PerGpu(limits))
-    }
+    pub const ALLOWED: &'static str = "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; for all clients of the \
+         job together job=24G";
 }
 
 impl FromStr for MemoryLimit {
@@ -145,39 +125,13 @@ impl FromStr for MemoryLimit {
             return amount.map_err(|invalid: Invalid| invalid.within(Self::ALLOWED));
         }
         if text.contains('=') {
-            return Self::per_gpu(text);
+            return Err(Invalid::new("there is no limit by GPU", Self::ALLOWED));
         }
         by_rank(text, Self::ALLOWED, Self::Uniform, Self::PerRank)
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum GpuSelector {
-    /// Its place among the job's GPUs on the node, from 0.
-    Index(u32),
-    Uuid(GpuUuid),
-}
-
-impl FromStr for GpuSelector {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        const ALLOWED: &str =
-            "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
-        if is_digits(text) {
-            let too_large = |_| Invalid::new("the GPU's number is too large", ALLOWED);
-            return text.parse().map(GpuSelector::Index).map_err(too_large);
-        }
-        // NVML prints the digits in lower case. The user may write them in any case.
-        let (prefix, digits) = text.split_at_checked(4).unwrap_or((text, ""));
-        let uuid = prefix.to_ascii_uppercase() + &digits.to_ascii_lowercase();
-        let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", ALLOWED))?;
-        Ok(GpuSelector::Uuid(uuid))
-    }
-}
-
-carried_as_text!(Mode, Threads, MemoryLimit, GpuSelector);
+carried_as_text!(Mode, Threads, MemoryLimit);
 
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";
 
