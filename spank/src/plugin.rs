@@ -3,7 +3,7 @@
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
 use crate::state::PluginState;
 use crate::{ending, job_prolog, step, submission, task};
-use mpsd_core::plugin_line::{Arguments, Scope};
+use mpsd_core::plugin_line::Arguments;
 use mpsd_core::request::Key;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,14 +39,12 @@ pub fn call(
         }
         (Callback::InitPostOpt, Local | Allocator) => return submission::check(slurm, state),
         (Callback::InitPostOpt, Remote) => step::begin(slurm, node, state),
-        (Callback::JobProlog, _) => match Arguments::parse(words) {
-            Ok(arguments) if arguments.scope != Scope::Step => {
+        (Callback::JobProlog, _) => {
+            if let Ok(arguments) = Arguments::parse(words) {
                 return job_prolog::prolog(slurm, node, &arguments);
             }
-            _ => {}
-        },
-        // Also under scope=step, because a killed slurmstepd leaves its step's daemon. If the line
-        // is invalid, clean up with the defaults: jobs from before the edit still end.
+        }
+        // If the line is invalid, clean up with the defaults: jobs from before the edit still end.
         (Callback::JobEpilog, _) => {
             job_prolog::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default());
         }

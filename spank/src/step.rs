@@ -11,7 +11,7 @@ use mpsd_core::Request;
 use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
-use mpsd_core::plugin_line::{Arguments, Scope};
+use mpsd_core::plugin_line::Arguments;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use std::path::Path;
@@ -198,18 +198,12 @@ fn own_daemon(
     let Some(request) = request.or(of_job).filter(Request::is_on) else {
         return Ok(OwnDaemon::None);
     };
-    let whole_jobs = "this cluster gives MPS to whole jobs only";
     if request.mode == Mode::Auto {
         let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
         let gpus = state.step.gpus.unwrap_or_default();
-        match (Mode::auto_helps(tasks, gpus), line.scope) {
-            (false, _) => return Ok(OwnDaemon::Unneeded(Mode::counted(tasks, gpus))),
-            (true, Scope::Job) => return Ok(OwnDaemon::Unneeded(whole_jobs.into())),
-            (true, _) => {}
+        if !Mode::auto_helps(tasks, gpus) {
+            return Ok(OwnDaemon::Unneeded(Mode::counted(tasks, gpus)));
         }
-    }
-    if line.scope == Scope::Job {
-        return Err(format!("{whole_jobs}: give --mps to sbatch or salloc"));
     }
     let request = request.to_string();
     let mut words = vec!["--request", &request, "--record", "--wait", "started"];

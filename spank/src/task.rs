@@ -13,7 +13,6 @@ use crate::unplugged;
 use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
-use mpsd_core::plugin_line::Scope;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
@@ -146,8 +145,8 @@ struct NewTask<'a> {
 impl NewTask<'_> {
     fn changes(&self) -> Result<Vec<Change>, TaskRefusal> {
         let state = self.state;
-        let (arguments, settings) = match (&state.line, &state.step.settings) {
-            (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
+        let settings = match (&state.line, &state.step.settings) {
+            (Ok(_), Some(Ok(settings))) => settings,
             // A plugin in trouble stops only users who asked for MPS.
             (Err(why), _) | (_, Some(Err(why))) if state.asks() => {
                 return Err(TaskRefusal::Node(why.clone()));
@@ -159,7 +158,6 @@ impl NewTask<'_> {
         let flags_are_own = !step::is_component(self.slurm);
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::Task)?;
-        let out_of_scope = arguments.scope == Scope::Step && self.kind == StepKind::Job;
         match record {
             Some(record) if flags_are_own && state.opts_out() => self.opt_out(&record),
             Some(record) if record.state == RecordState::Unneeded => {
@@ -201,7 +199,7 @@ impl NewTask<'_> {
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
-            None if flags_are_own && state.asks() && !out_of_scope => match &state.step.unneeded {
+            None if flags_are_own && state.asks() => match &state.step.unneeded {
                 None => Err(TaskRefusal::Node(self.no_daemon())),
                 Some(why) => {
                     if self.slurm.is_first_task() {

@@ -6,22 +6,13 @@ use std::path::{Path, PathBuf};
 
 pub const PROGRAMS: &str = "/usr/libexec/mpsd";
 
-const ALLOWED: &str = "config=FILE prologue=FILE epilogue=FILE scope=both|job|step";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// Jobs that ask when they are submitted, and steps that ask in a job that did not.
-    Both,
-    Job,
-    Step,
-}
+const ALLOWED: &str = "config=FILE prologue=FILE epilogue=FILE";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
     pub config: PathBuf,
     pub prologue: PathBuf,
     pub epilogue: PathBuf,
-    pub scope: Scope,
 }
 
 impl Default for Arguments {
@@ -30,7 +21,6 @@ impl Default for Arguments {
             config: DEFAULT_PATH.into(),
             prologue: Path::new(PROGRAMS).join("mps-prologue"),
             epilogue: Path::new(PROGRAMS).join("mps-epilogue"),
-            scope: Scope::Both,
         }
     }
 }
@@ -60,14 +50,10 @@ impl Arguments {
             true => Ok(PathBuf::from(value)),
             false => Err("the path is not absolute"),
         };
-        match (key, value) {
-            ("config", _) => self.config = path()?,
-            ("prologue", _) => self.prologue = path()?,
-            ("epilogue", _) => self.epilogue = path()?,
-            ("scope", "both") => self.scope = Scope::Both,
-            ("scope", "job") => self.scope = Scope::Job,
-            ("scope", "step") => self.scope = Scope::Step,
-            ("scope", _) => return Err("unknown scope"),
+        match key {
+            "config" => self.config = path()?,
+            "prologue" => self.prologue = path()?,
+            "epilogue" => self.epilogue = path()?,
             _ => return Err("unknown key"),
         }
         Ok(())
@@ -86,20 +72,19 @@ mod tests {
     #[test]
     fn each_key_is_taken_and_what_is_not_understood_is_named() {
         assert_eq!(parse("").unwrap(), Arguments::default());
-        let arguments = parse("scope=step config=/c prologue=/p epilogue=/e").unwrap();
+        let arguments = parse("config=/c prologue=/p epilogue=/e").unwrap();
         let expected = Arguments {
             config: "/c".into(),
             prologue: "/p".into(),
             epilogue: "/e".into(),
-            scope: Scope::Step,
         };
         assert_eq!(arguments, expected);
-        let lines = "conf=/c scope=all config=etc/x config scope=job,scope=step /etc/mpsd.toml";
+        let lines = "conf=/c scope=job config=etc/x config epilogue=/a,epilogue=/b /etc/mpsd.toml";
         for line in lines.split(' ').map(|line| line.replace(',', " ")) {
             let error = parse(&line).unwrap_err();
             let word = line.rsplit(' ').next().unwrap();
             assert!(error.contains(&format!("'{word}'")), "{error}");
-            assert!(error.contains("scope=both|job|step"), "{error}");
+            assert!(error.contains("epilogue=FILE"), "{error}");
         }
     }
 }

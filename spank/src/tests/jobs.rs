@@ -40,7 +40,6 @@ fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
         // A step came first, and its flags are not its job's.
         (FakeNode::new(), "", of_step("")),
         (FakeNode::new(), "", of_step("off")),
-        (FakeNode::new(), "scope=step", asking()),
         (FakeNode::new(), "unknown=1", asking()),
     ] {
         let mut process = Process::new(slurm, &node, line);

@@ -54,7 +54,6 @@ fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
         (1, "2", auto(), "", "mps", Some("MPS=per-node")),
         // No request.
         (2, "2", None, "", "", None),
-        (2, "2", auto(), "scope=job", "", None),
     ] {
         let node = of_job
             .into_iter()
@@ -89,7 +88,6 @@ fn no_other_step_starts_or_ends_anything() {
         (0, "", true, "", "mps", ""),
         (0, "2", false, "", "mps", ""),
         (0, "", false, "", "mps=evil", "--mps=evil"),
-        (0, "", false, "scope=job", "mps", "sbatch or salloc"),
     ] {
         let node = [FakeNode::new, FakeNode::ready][usize::from(has_mps)]();
         let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);

@@ -247,9 +247,6 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
         (0, "2", "/home/u/prolog", "", "mps", false),
         (0, "2", "", "", "mps", false),
         (0, "2", OURS, "", "", false),
-        // Before salloc's shell it runs, and not before a script.
-        (BATCH, "", "", "scope=step", "mps", false),
-        (INTERACTIVE, "", "", "scope=step", "mps", true),
     ] {
         let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
         let slurm = slurm.job("SLURM_TASK_PROLOG", prolog);
@@ -281,7 +278,6 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
         (0, starting(), "", "", "still being started"),
         (0, foreign(), "", "", "another user"),
         (BATCH, FakeNode::new(), "", "mps", "mpsctl slurm check"),
-        (0, FakeNode::new(), "scope=job", "mps", "whole jobs only"),
         (0, FakeNode::new(), "", "mps=evil", "--mps=evil"),
         (0, FakeNode::new(), "unknown=1", "mps", "'unknown=1'"),
         (0, FakeNode::broken(), "", "mps", "no such file"),

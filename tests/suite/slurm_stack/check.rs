@@ -71,7 +71,7 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
 fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
     let cluster = Cluster::enabled();
     let good = cluster.line();
-    for word in ["scope=jobs", "konfig=/x", "config=etc/mpsd.toml"] {
+    for word in ["scope=job", "konfig=/x", "config=etc/mpsd.toml"] {
         cluster.write(OURS, &format!("{good} {word}\n"));
         let ran = cluster.check().exits(2);
         ran.prints(format!("FAIL  plugstack.conf: '{word}'"));

@@ -185,14 +185,10 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     assert_eq!(files(), before);
     let ran = cluster.check().ok();
     ran.prints("for Slurm 22.05").lacks("FAIL");
-    let options = ["--release", "22.05", "--required", "--scope", "step"];
+    let options = ["--release", "22.05", "--required"];
     cluster.slurm("enable", &options).ok();
     let line = cluster.line().replace("optional", "required");
-    assert!(
-        cluster
-            .read(OURS)
-            .ends_with(&format!("\n{line} scope=step\n"))
-    );
+    assert!(cluster.read(OURS).ends_with(&format!("\n{line}\n")));
     for _ in 0..2 {
         cluster.slurm("disable", &[]).ok();
         assert_eq!(files(), ["", ""]);
@@ -213,25 +209,15 @@ fn enable_keeps_the_words_of_its_line_unless_an_option_says_otherwise() {
         let text = cluster.read(file);
         assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), [line]);
     };
-    let line = format!("{required} scope=job");
-    reads(OURS, &["--required", "--scope", "job"], &line);
-    reads(OURS, &[], &line);
+    reads(OURS, &["--required"], &required);
+    reads(OURS, &[], &required);
     let text = cluster.read(OURS).replace(&required, &other);
-    let text = format!("{} konfig=/x scope=step\n", text.trim_end());
+    let text = format!("{} konfig=/x scope=job\n", text.trim_end());
     fs::write(home, text).unwrap();
-    reads(OURS, &[], &line);
-    reads(
-        OURS,
-        &["--scope", "step"],
-        &format!("{required} scope=step"),
-    );
+    reads(OURS, &[], &required);
     cluster.write("slurm.conf", CONFIGLESS);
-    reads(STACK, &[], &format!("{required} scope=step"));
-    reads(
-        STACK,
-        &["--required=off"],
-        &format!("{optional} scope=step"),
-    );
+    reads(STACK, &[], &required);
+    reads(STACK, &["--required=off"], &optional);
 }
 
 /// The end of a running job needs the plugin: without it its daemons and its exclusive GPU would

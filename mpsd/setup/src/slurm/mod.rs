@@ -84,12 +84,9 @@ struct EnableOptions {
         default_missing_value = "on", value_parser = BoolishValueParser::new(),
         hide_possible_values = true)]
     required: Option<bool>,
-    /// What the plugin does: job (jobs only), step (steps only), both. Kept when you run it again
-    #[arg(long, value_name = "SCOPE", value_parser = ["both", "job", "step"])]
-    scope: Option<String>,
     /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run
     /// by the packages)
-    #[arg(long, conflicts_with_all = ["required", "scope"])]
+    #[arg(long, conflicts_with = "required")]
     refresh: bool,
 }
 
@@ -314,9 +311,6 @@ fn line(old: &str, options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_
             set(key, program.display().to_string());
         }
     }
-    if let Some(scope) = &options.scope {
-        set("scope", scope.clone());
-    }
     let head = [word.to_owned(), plugin.display().to_string()];
     [&head[..], &words].concat().join(" ")
 }
@@ -423,7 +417,7 @@ mod tests {
         let conf = place.path().join("slurm.conf").display().to_string();
         let home = place.path().join("plugstack.conf.d/mpsd.conf");
         fs::create_dir(home.parent().unwrap()).unwrap();
-        fs::write(&home, tagged(&format!("{word} /x/{PLUGIN} scope=job"))).unwrap();
+        fs::write(&home, tagged(&format!("{word} /x/{PLUGIN} config=/y"))).unwrap();
         let mut host = TextHost::default().file(&conf, "GresTypes=gpu\n");
         host.shared = shared;
         let ctx = SetupContext {
@@ -448,7 +442,7 @@ mod tests {
         }
         for (word, lines) in [("optional", 1), ("required", 2)] {
             let (line, told) = disabled(true, word, &["--local"]);
-            assert_eq!(line.unwrap(), format!("optional /x/{PLUGIN} scope=job"));
+            assert_eq!(line.unwrap(), format!("optional /x/{PLUGIN} config=/y"));
             assert_eq!(told.len(), lines, "{told:?}");
             let words = "stays, because other hosts may share it";
             assert!(told.last().unwrap().contains(words), "{told:?}");
@@ -459,10 +453,10 @@ mod tests {
     fn a_refresh_changes_the_plugins_place_alone() {
         let new = Path::new("/usr/lib/mpsd/spank/23.11/spank_mps.so");
         for old in [
-            "# ours\nrequired /usr/lib/mpsd/spank/22.05/spank_mps.so config=/x scope=job\n",
+            "# ours\nrequired /usr/lib/mpsd/spank/22.05/spank_mps.so config=/x epilogue=/y\n",
             "optional\t/usr/lib/mpsd/spank/22.05/spank_mps.so\n",
             "required  /usr/lib/mpsd/spank/22.05/spank_mps.so  config=/x \n",
-            " \toptional /usr/lib/mpsd/spank/22.05/spank_mps.so\tscope=job\n",
+            " \toptional /usr/lib/mpsd/spank/22.05/spank_mps.so\tconfig=/x\n",
             "optional /usr/lib/slurm/22/spank_pyxis.so\n",
         ] {
             assert_eq!(renamed(old, new), old.replace("22.05", "23.11"));
