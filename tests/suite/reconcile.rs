@@ -377,34 +377,6 @@ fn a_gpu_that_was_replaced_keeps_no_drain() {
     assert_eq!(site.note(), ["free", ""]);
 }
 
-/// An administrator has changed run_dir while the job runs.
-#[test]
-fn a_job_below_an_earlier_run_dir_is_named_and_taken_down_after_it() {
-    let site = Site::new("");
-    site.start("8.srv");
-    site.job("8.srv", "R", NODE);
-    let idle = || site.place.mpsctl(&["idle"]);
-    idle().exits(1).complains("8.srv").lacks("an earlier");
-    let run = site.path("run").display().to_string();
-    let text = fs::read_to_string(site.place.config()).expect("configuration");
-    let text = text.replace(&format!("\"{run}\""), &format!("\"{run}-new\""));
-    fs::write(site.place.config(), text).expect("configuration");
-
-    let named = format!("8.srv (below '{run}', an earlier run_dir: 'mpsctl reconcile'");
-    idle().exits(1).complains(&named);
-    let doctor = site.mpsctl(&["doctor", "--problems"]).exits(2);
-    doctor.prints(format!("FAIL  job {named}"));
-    // Its advice would be to end the daemon.
-    doctor.lacks(format!("pipe directory '{run}"));
-    site.reconciles("job 8.srv: its scheduler has it here: left alone");
-    idle().exits(1).complains(&named);
-
-    fs::remove_file(site.path("server/jobs/8.srv")).expect("the job's end");
-    site.reconciles("job 8.srv: gone");
-    idle().ok();
-    site.assert_clean();
-}
-
 #[test]
 fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     // A slow end, so that its child can be stopped.
