@@ -327,7 +327,7 @@ fn what_a_script_reads_is_one_object() {
     let verbs = effects.filter_map(|effect| effect["do"].as_str()?.split(' ').next());
     assert_eq!(
         verbs.collect::<Vec<_>>(),
-        ["make", "make", "start", "claim"],
+        ["claim", "make", "make", "start"],
         "{plan}"
     );
     assert_eq!(
