@@ -4,7 +4,7 @@ use std::fs;
 
 use tests::place::{Place, Running, eventually, fast, status_of};
 use tests::scarcity::alone;
-use tests::stage::{THREE, USER, as_user, finish, script};
+use tests::stage::{THREE, USER, as_user, finish};
 use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -59,19 +59,6 @@ fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
             place.assert_ends_clean("4.pbs", "the daemons' group");
         }
     });
-}
-
-#[test]
-fn the_probe_is_confined_and_in_the_jobs_cgroup() {
-    let place = Place::new(fast(1), CONFIG);
-    let tells = "c=$(cat /proc/self/cgroup | grep -c '/2[.]pbs$')\n\
-        echo $(grep -E '^(CapBnd|NoNewPrivs|Seccomp):' /proc/self/status) cgroup $c\nexit 1";
-    let probe = place.program("mps-probe");
-    fs::remove_file(&probe).expect("probe");
-    script(&probe, tells);
-    let ran = place.torque("2.pbs", "MPS=true,MPS_VERIFY=true", "0");
-    ran.complains("CapBnd: 0000000000000000 NoNewPrivs: 1 Seccomp: 2 cgroup 1");
-    place.assert_ends_clean("2.pbs", "a confined probe");
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared", "MPS=true", 1).shared(),
         Scenario::new("own on a shared GPU", "MPS=own", 1).shared(),
-        Scenario::new("shared by Slurm's task", "MPS=true,MPS_VERIFY=true", 1)
+        Scenario::new("shared by Slurm's task", "MPS=true", 1)
             .detached()
             .shared(),
         Scenario::new("shared on two GPUs", "MPS=true", 2).shared(),
@@ -31,8 +31,8 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new("verified by its record", "MPS=true,MPS_VERIFY=true", 1).recorded(),
-        Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
+        Scenario::new("recorded", "MPS=true", 1).recorded(),
+        Scenario::new("detached", "MPS=true", 1).detached(),
         Scenario::new("announced", "MPS=true", 1).announced(),
         Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
         Scenario::new("exclusive found", "MPS=true", 1).exclusive(0),

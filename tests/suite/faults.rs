@@ -30,7 +30,7 @@ undetermined  | a server that is never ready | faults.server = "never-ready"
 undetermined  | a server that never becomes active | faults.server = "initializing"
 undetermined  | a server that exits | faults.server = "exits"
 # Only a client's fault causes it, and no client comes before the job. So nothing checks for it; a
-# job that wants proof has --mps-verify.
+# job that wants proof runs mps-probe.
 ready         | a server in FAULT state | faults.server = "fault-state"
 undetermined  | limits accepted and never applied | faults.drop_limits = true
 ready         | quit refused | faults.refuse_quit = true

@@ -89,7 +89,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).tasks(49),
         Scenario::new("bound", "MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal", 2),
         Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
-        Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
         Scenario::new("some_of_eight", "MPS=true", 8)
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),
         Scenario::new("mig_one", "MPS=true,MPS_THREADS=50,MPS_MEM=4G", 2).divided(1, &[(0, 1)]),

@@ -285,7 +285,6 @@ mod tests {
             plain  MPS_THREADS=auto          -> --mps-threads=auto: a step of a job with MPS takes a number
             plain  MPS_MEM=25%               -> --mps-mem=25%: a step of a job with MPS takes a size
             plain  MPS_PRIORITY=below-normal -> --mps-priority=below-normal: the job's MPS runs already
-            plain  MPS_VERIFY=on             -> --mps-verify=on: the job's MPS runs already
             plain  MPS=per-gpu               -> --mps=per-gpu: the job has one daemon
             plain  MPS=own                   -> as its job
             shared MPS=own                   -> --mps=own: the job shares its MPS

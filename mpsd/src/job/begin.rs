@@ -98,7 +98,6 @@ fn start<N: Node>(
         None => clear_and_lock(node, job, when)?,
     };
     let Some(held) = held else { return Ok(()) };
-    let verify = plan.verify.then_some(job.deadline);
     let journal = Journal {
         programs: Some(node.programs(&job.settings.control)),
         starter: match when {
@@ -109,7 +108,6 @@ fn start<N: Node>(
     };
     let spec = Spec::to_start(&journal, &job.settings, job.deadline);
     let mut start = Start::new(journal, spec, began, held);
-    start.verify = verify;
     start.say_notes(node);
     // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
     let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared_plans.is_empty();

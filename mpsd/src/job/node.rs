@@ -13,7 +13,6 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::Fault;
 use mpsd_core::file::Durability;
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
 use mpsd_sys::deadline::Deadline;
 pub use mpsd_sys::files::{Bounds, FileError, TmpfsSize};
@@ -197,13 +196,6 @@ pub trait Daemons {
     /// Lets it start the servers, waits for its report, and proves what root can prove of it.
     /// Returns the control daemons and servers, as root saw them.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
-    /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
-    fn probe(
-        &mut self,
-        journal: &Journal,
-        daemon: &Daemon,
-        deadline: Deadline,
-    ) -> Result<(), Failure>;
     /// Does `rest` in a process of its own, which outlives this program. From then on only that
     /// process uses the node. False: the process could not be made, and nothing was done.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
@@ -221,8 +213,8 @@ pub trait Members {
     /// A process as it is now: its identity and its state letter. Reads nothing that a user can
     /// block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those of `processes` that run the files of the job's MPS, with their roles; root's probe has
-    /// none. One unreadable process does not stop the look at the others.
+    /// Those of `processes` that run the files of the job's MPS, with their roles. One
+    /// unreadable process does not stop the look at the others.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     fn member(&mut self, pid: i32, role: Role) -> Option<Member> {
         self.process(pid).map(|(process, state)| Member {

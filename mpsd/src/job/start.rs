@@ -17,15 +17,12 @@ use crate::plan::effects::{Effect, Plan};
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
-use mpsd_sys::deadline::Deadline;
 use mpsd_sys::now;
 use std::time::Instant;
 
 pub(super) struct Start {
     pub(super) journal: Journal,
     spec: Spec,
-    /// Deadline of `mps-probe`; `None`: it does not run.
-    pub(super) verify: Option<Deadline>,
     /// The job's user had another process on the node when `mpsd` started.
     user_was_here: bool,
     began: Instant,
@@ -37,7 +34,6 @@ impl Start {
         Self {
             journal,
             spec,
-            verify: None,
             user_was_here: false,
             began,
             _held: held,
@@ -117,9 +113,6 @@ impl Start {
                         format!("shared MPS {id}: the user of job {job} is not told of it: {why}");
                     node.log(Severity::Warning, &line);
                 }
-                if let Some(deadline) = self.verify {
-                    node.probe(&shared, &shared.record().daemons[0], deadline)?;
-                }
             }
             Effect::MakeCgroup => {
                 journal.cgroup = node.make_cgroup(journal)?;
@@ -152,10 +145,6 @@ impl Start {
             start.carry_out(node)?;
             if start.journal.plan.shared_plans.is_empty() {
                 start.prove(node)?;
-                if let Some(deadline) = start.verify {
-                    let mut daemons = start.journal.record().daemons.iter();
-                    daemons.try_for_each(|daemon| node.probe(&start.journal, daemon, deadline))?;
-                }
             } else {
                 start.note_ready(node)?;
             }

@@ -1,9 +1,8 @@
-//! `mpsd` and `mps-probe`, run as the job's user. Root starts them and reads their word, and
-//! believes none of it.
+//! `mpsd`, run as the job's user. Root starts it and reads its word, and believes none of it.
 
 use super::as_user::with_spec;
 use super::members as processes;
-use super::real::{RealNode, Started, groups_of};
+use super::real::{RealNode, Started};
 use super::worker::make_device;
 use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
@@ -12,14 +11,11 @@ use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use batch::gpu_host::unless_no_gpu_host;
-use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};
-use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
-use mpsd_core::{Failure, GpuUuid, Refusal};
-use mpsd_sys::Exit;
+use mpsd_core::{Failure, Refusal};
 use mpsd_sys::confine;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::descriptors::read_line;
@@ -36,7 +32,6 @@ const KILL_MS: u64 = 2_000;
 /// How long `mpsd` may take beyond its own time to say why it is not ready.
 const REPORT_TIME: Duration = Duration::from_millis(500);
 const LONGEST_REPORT: usize = 64 * 1024;
-const LONGEST_OUTPUT: usize = 16 * 1024;
 
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
@@ -169,41 +164,6 @@ impl Daemons for RealNode {
         })?;
         check(self, journal, spec, daemons)
             .map_err(|why| Undetermined::new("mpsd's report does not hold", why).into())
-    }
-
-    fn probe(
-        &mut self,
-        journal: &Journal,
-        daemon: &Daemon,
-        deadline: Deadline,
-    ) -> Result<(), Failure> {
-        let failed =
-            |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-        let groups = groups_of(&journal.user, journal.gid);
-        let mut spawn = self.as_user(journal, processes::PROBE, groups)?;
-        let seconds = deadline.remaining().as_secs().max(1).to_string();
-        spawn.args = vec![
-            "--require-mps".into(),
-            "--deadline-s".into(),
-            seconds.into(),
-        ];
-        let gpus: Vec<&str> = daemon.gpus.iter().map(GpuUuid::as_str).collect();
-        spawn.env = vec![
-            (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
-            (LOG_DIRECTORY.into(), daemon.log.clone().into()),
-            (VISIBLE_DEVICES.into(), gpus.join(",").into()),
-            (JOB.into(), journal.job().as_str().into()),
-        ];
-        let ended = spawn
-            .run(deadline, LONGEST_OUTPUT)
-            .map_err(|e| failed(e.to_string()))?;
-        if ended.exit == Exit::Code(0) {
-            return Ok(());
-        }
-        let text = ended.text();
-        let last = text.lines().rfind(|line| !line.trim().is_empty());
-        let last = one_line(last.unwrap_or("it said nothing"), 200);
-        Err(failed(format!("{last} ({})", ended.exit)))
     }
 
     fn end_starter(&mut self, starter: ProcessRef) {

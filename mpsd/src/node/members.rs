@@ -4,7 +4,7 @@
 //! with a deadline asks the kernel for both: the user can put either behind a file system that
 //! never answers, or hold the lock of the process's memory map forever.
 
-use super::real::{RealNode, beside, uid_of};
+use super::real::{RealNode, uid_of};
 use super::tasks::{MOST_ENVIRONMENT, cgroup_name, is_in_cgroup_of};
 use super::{by_child, log};
 use crate::job::evidence::DRIVER;
@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SERVER: &str = "nvidia-cuda-mps-server";
-pub(super) const PROBE: &str = "mps-probe";
 /// Time for one look at a process, and for all looks at those of one job.
 const LOOK_TIME: Duration = Duration::from_millis(200);
 const ALL_LOOKS: Duration = Duration::from_secs(2);
@@ -51,10 +50,7 @@ impl Members for RealNode {
     }
 
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
-        let of_probe = |process: &Process| runs_probe(process).then_some(Role::Other);
-        look_at(processes, |process| {
-            role_of(self, journal, process).or_else(|| of_probe(process))
-        })
+        roles(self, journal, processes)
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
@@ -341,13 +337,6 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
     let is_roots =
         || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
     (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
-}
-
-/// Whether it is root's check of a start, which is in the cgroup of the MPS that a job has just
-/// joined.
-fn runs_probe(process: &Process) -> bool {
-    let probe = beside(PROBE).ok().and_then(|path| file(&path));
-    probe.is_some() && process.executable().map(|runs| runs.file) == probe
 }
 
 /// The waiting threads of each user, without repeats: those of hundreds of clients must fit into

@@ -65,8 +65,6 @@ pub struct Plan {
     pub minors: Vec<u32>,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).
     pub notes: Vec<String>,
-    /// Run `mps-probe` through the new daemon before the job starts.
-    pub verify: bool,
     /// What the request's options add to the printed plan, one line each.
     pub then: Vec<String>,
 }

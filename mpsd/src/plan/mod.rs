@@ -73,7 +73,6 @@ pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
         shared_plans: shared,
         minors: minors(draft.gpus.iter().copied()),
         notes,
-        verify: draft.filled.verify == Some(true),
         then: draft.filled.plan_lines().collect(),
     })
 }
@@ -214,7 +213,6 @@ impl Draft<'_> {
             shared_plans: Vec::new(),
             minors,
             notes: Vec::new(),
-            verify: false,
             then: Vec::new(),
         }
     }

@@ -12,7 +12,6 @@ use mpsd::job::node::{
 use mpsd::job::spec::Spec;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::path::{Path, PathBuf};
@@ -172,14 +171,6 @@ impl Daemons for Sim {
         let vendors = |p: &Living| p.job == *journal.job() && p.role != Role::Supervisor;
         let all = world.processes.iter().filter(|(_, p)| vendors(p));
         Ok(all.map(|(pid, _)| reference(*pid)).collect())
-    }
-
-    fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {
-        self.call("probe")?;
-        let proved = self.world.borrow().proved.contains(journal.job());
-        assert!(proved, "mps-probe runs before there is anything to probe");
-        self.world.borrow_mut().probed.insert(journal.job().clone());
-        Ok(())
     }
 
     /// The sim has one process: it does what the second one would do, and can die at every

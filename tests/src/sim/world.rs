@@ -59,8 +59,6 @@ pub struct World {
     pub requeued: Vec<JobId>,
     pub no_room: bool,
     pub proved: BTreeSet<JobId>,
-    /// The jobs through whose daemons `mps-probe` ran.
-    pub probed: BTreeSet<JobId>,
     pub waits: u32,
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
@@ -194,7 +192,6 @@ impl World {
     /// counts.
     pub fn forget_proof(&mut self, job: &JobId) {
         self.proved.remove(job);
-        self.probed.remove(job);
     }
 
     /// What the tests compare: what a job may change on the node.

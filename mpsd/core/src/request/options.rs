@@ -207,17 +207,6 @@ options! {
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
     }, str::parse, ToString::to_string;
 
-    /// Prove the daemon with `mps-probe` before the job starts.
-    Verify verify: bool, {
-        name: "verify",
-        value: "B",
-        bare: Some("on"),
-        allowed: values::BOOLEAN,
-        words: &["on", "off"],
-        help: "prove the new MPS with a CUDA client before the job starts",
-        plan: |request| (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned()),
-    }, values::boolean, on_or_off;
-
     /// A paragraph of the job's report in its own output.
     Report report: bool, {
         name: "report",

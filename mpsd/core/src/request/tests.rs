@@ -25,7 +25,7 @@ fn filled(message: &str, syntax: Syntax) -> String {
         ("{mode}", Mode::ALLOWED),
         ("{threads}", Threads::ALLOWED),
         ("{memory}", MemoryLimit::ALLOWED),
-        ("{bool}", Key::Verify.row().allowed),
+        ("{bool}", Key::Report.row().allowed),
         ("{all}", &all),
     ];
     let replaced = |text: String, (name, allowed): (&str, &str)| text.replace(name, allowed);
@@ -82,8 +82,8 @@ fn account_tokens_have_a_canonical_form() {
         MPS=on,MPS_MEM=2G:25%                      -> MPS=per-node,MPS_MEM=2G:25%
         MPS=on,MPS_MEM=4G,MPS_PRIORITY=normal      -> MPS=per-node,MPS_MEM=4G,MPS_PRIORITY=normal
         MPS=on,MPS_PRIORITY=Below_Normal           -> MPS=per-node,MPS_PRIORITY=below-normal
-        MPS=on,MPS_VERIFY=YES                      -> MPS=per-node,MPS_VERIFY=on
-        MPS=on,MPS_VERIFY=0                        -> MPS=per-node,MPS_VERIFY=off
+        MPS=on,MPS_REPORT=YES                      -> MPS=per-node,MPS_REPORT=on
+        MPS=on,MPS_REPORT=0                        -> MPS=per-node,MPS_REPORT=off
         MPS=NO                                     -> MPS=off
         MPS=0,MPS_THREADS=25                       -> MPS=off,MPS_THREADS=25
         MPS=on,MPS=true                            -> MPS=per-node
@@ -126,7 +126,7 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_REPLICAS=4       -> MPS_REPLICAS=4: unknown key; allowed: {all}
         MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
-        MPS=on,MPS_VERIFY=2         -> MPS_VERIFY=2: unknown word; allowed: {bool}
+        MPS=on,MPS_REPORT=2         -> MPS_REPORT=2: unknown word; allowed: {bool}
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
         MPS=auto,MPS_BIND=block               -> MPS_BIND=block: auto may give the job no MPS, and then nothing binds its tasks; allowed: MPS=on
         MPS=on,MPS_BIND=block+peers           -> MPS_BIND=block+peers: unknown word; allowed: auto, block, cyclic, closest, none
@@ -196,14 +196,14 @@ fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
         mps=maybe          -> --mps=maybe: unknown word; allowed: {mode}
         mps=50             -> --mps=50: unknown word (did you mean --mps-threads=50?); allowed: {mode}
         mps-mem=4          -> --mps-mem=4: a size needs a unit; allowed: {memory}
-        mps-verify=perhaps -> --mps-verify=perhaps: unknown word; allowed: {bool}";
+        mps-report=perhaps -> --mps-report=perhaps: unknown word; allowed: {bool}";
     for (word, message) in rows(table) {
-        let (taken, flags) = flags(&["mps", "mps-verify=off", word]);
+        let (taken, flags) = flags(&["mps", "mps-report=off", word]);
         let message = filled(message, Syntax::Flags);
         assert_eq!(taken.unwrap_err().to_string(), message);
         assert_eq!(told(flags.request()), message);
     }
-    for word in ["mps-mem=4G", "mps-verify"] {
+    for word in ["mps-mem=4G", "mps-report"] {
         let (taken, flags) = flags(&[word]);
         assert_eq!(taken, Ok(()), "alone it is right: the others may follow");
         let message = format!("--{word}: MPS itself is not asked for: add --mps");
@@ -242,9 +242,9 @@ fn flags_and_the_shapes_slurm_gives_them() {
         mps=per_gpu mps-threads=30,70    -> MPS=per-gpu,MPS_THREADS=30:70
         mps-mem=job=24G mps              -> MPS=per-node,MPS_MEM=job=24G
         mps-mem=4G,2G:1G mps             -> MPS=per-node,MPS_MEM=4G:2G:1G
-        mps mps-verify=(null)            -> MPS=per-node,MPS_VERIFY=on
-        mps-verify mps                   -> MPS=per-node,MPS_VERIFY=on
-        mps mps-verify=no                -> MPS=per-node,MPS_VERIFY=off
+        mps mps-report=(null)            -> MPS=per-node,MPS_REPORT=on
+        mps-report mps                   -> MPS=per-node,MPS_REPORT=on
+        mps mps-report=no                -> MPS=per-node,MPS_REPORT=off
         mps mps-threads=5 mps-threads=6  -> MPS=per-node,MPS_THREADS=6
         mps=maybe mps=per-gpu            -> MPS=per-gpu
         mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5
@@ -284,7 +284,7 @@ fn the_resource_speaks_the_same_words() {
         on+threads=25+mem=4G               -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
         on+mem=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         mem=4G:2G+per-gpu                  -> MPS=per-gpu,MPS_MEM=4G:2G
-        mps=on+MPS_THREADS=25+mps-verify=1 -> MPS=per-node,MPS_THREADS=25,MPS_VERIFY=on
+        mps=on+MPS_THREADS=25+mps-report=1 -> MPS=per-node,MPS_THREADS=25,MPS_REPORT=on
         off                                -> MPS=off
                                            -> mps=: unknown word; allowed: {mode}
         on+threads=101                     -> mps=threads=101: above 100; allowed: {threads}
@@ -316,7 +316,7 @@ fn a_request_may_be_given_as_the_flags_of_a_command_line() {
     let table = "
         --mps                                 -> MPS=per-node
         --mps=per-gpu --mps-threads=30,70     -> MPS=per-gpu,MPS_THREADS=30:70
-        --mps --mps-mem 4G  --mps-verify      -> MPS=per-node,MPS_MEM=4G,MPS_VERIFY=on
+        --mps --mps-mem 4G  --mps-report      -> MPS=per-node,MPS_MEM=4G,MPS_REPORT=on
         --mps=on --mps=off                    -> MPS=off
         --mps-threads=25        -> --mps-threads=25: MPS itself is not asked for: add --mps
         --mps --mps-thread=25   -> --mps-thread: unknown flag (did you mean --mps-threads?); allowed: {all}
@@ -400,7 +400,7 @@ fn every_request_survives_its_own_text() {
         "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
         "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=job=9%",
         "|MPS_PRIORITY=normal|MPS_PRIORITY=below-normal",
-        "|MPS_VERIFY=on|MPS_VERIFY=off|MPS_REPORT=on",
+        "|MPS_REPORT=on|MPS_REPORT=off",
         "|MPS_BIND=auto,MPS_VISIBLE=ordinal|MPS_BIND=closest",
     ];
     // Options that exclude each other make no request.
