@@ -4,7 +4,7 @@
 
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
 use crate::submission;
-use mpsd_core::config::{Settings, Wait};
+use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::plugin_line::Arguments;
@@ -39,8 +39,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
         return Verdict::Continue;
     };
     let by = slurm.process_env(submission::SUBMITTER_IN_PROLOG);
-    let of_srun = by.as_deref() == Some(submission::SRUN);
-    let in_task = of_srun && settings.as_ref().is_ok_and(|s| s.slurm.wait == Wait::Task);
+    // A task of srun waits for its MPS itself, so srun starts earlier.
+    let in_task = by.as_deref() == Some(submission::SRUN) && settings.is_ok();
     let wait = if in_task { "started" } else { "ready" };
     let mut words = vec!["--request", &request, "--record", "--wait", wait];
     words.extend(by_site.then_some("--by-site"));

@@ -322,31 +322,22 @@ pub fn not_asked(scene: &mut Scene<'_>) -> Result<()> {
 struct Row {
     gpus: usize,
     ranks: usize,
-    /// What waits for the server: the tasks, or the prolog.
-    wait: &'static str,
     /// It has this part of the run's pairs.
     part: usize,
 }
 
-const fn row(gpus: usize, ranks: usize, wait: &'static str, part: usize) -> Row {
-    Row {
-        gpus,
-        ranks,
-        wait,
-        part,
-    }
+const fn row(gpus: usize, ranks: usize, part: usize) -> Row {
+    Row { gpus, ranks, part }
 }
 
-const ROWS: [Row; 9] = [
-    row(1, 1, "task", 1),
-    row(1, 2, "task", 2),
-    row(1, 8, "task", 1),
-    row(1, 16, "task", 4),
-    row(1, 1, "prolog", 4),
-    row(1, 8, "prolog", 4),
-    row(2, 2, "task", 4),
-    row(2, 8, "task", 4),
-    row(2, 16, "task", 4),
+const ROWS: [Row; 7] = [
+    row(1, 1, 1),
+    row(1, 2, 2),
+    row(1, 8, 1),
+    row(1, 16, 4),
+    row(2, 2, 4),
+    row(2, 8, 4),
+    row(2, 16, 4),
 ];
 const WITHOUT: &str = "first_kernel_ms";
 const WITH: &str = "first_kernel_mps_ms";
@@ -364,24 +355,19 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
     ];
     let mut rows = Vec::new();
     for row in ROWS.iter().filter(|row| row.gpus <= scene.run.gpus.len()) {
-        job::configure(
-            &scene.run.place,
-            &format!("[slurm]\nwait = \"{}\"\n", row.wait),
-        )?;
         let words = ["--gres=gpu:1", "--gres=gpu:2"][row.gpus - 1];
         let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][row.gpus - 1];
         let sides = [
             Side::new([WITHOUT, "srun_ms"], By::Srun(words, row.ranks)),
             Side::new([WITH, "srun_mps_ms"], By::Srun(with, row.ranks)),
         ];
-        let name = format!("{}, {}", name_of(row.ranks, row.gpus), row.wait);
+        let name = name_of(row.ranks, row.gpus);
         eprintln!("hardware: {name}");
         let outer = std::mem::replace(scene.section, Section::new("row"));
         let measured = scene.sides(&sides, scene.run.pairs.div_ceil(row.part).max(2), &ratios);
         let own = std::mem::replace(scene.section, outer);
         measured?;
-        let waits_in_task = own.checks.into_iter().filter(|_| row.wait == "task");
-        for check in waits_in_task {
+        for check in own.checks {
             scene
                 .section
                 .check(format!("{name}: {}", check.name), check.ok, check.seen);
@@ -389,7 +375,6 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
         let mut table = own.facts;
         table.insert("gpus".into(), (row.gpus as i64).into());
         table.insert("ranks".into(), (row.ranks as i64).into());
-        table.insert("wait".into(), row.wait.into());
         rows.push(table);
     }
     scene.run.keep("first-kernel.svg", &picture(&rows)?)?;
@@ -409,10 +394,7 @@ fn name_of(ranks: usize, gpus: usize) -> String {
 /// The bars of the first kernels.
 fn picture(rows: &[Table]) -> Result<String> {
     let mut bars = Vec::new();
-    for row in rows
-        .iter()
-        .filter(|row| row["wait"].as_str() == Some("task"))
-    {
+    for row in rows {
         let number = |key: &str| row[key].as_integer().unwrap_or(0) as usize;
         let name = name_of(number("ranks"), number("gpus"));
         let sides = [
@@ -442,11 +424,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_picture_has_a_bar_for_each_side_of_each_row_of_tasks() {
-        let text = "gpus = 1\nranks = 8\nwait = \"task\"\nfirst_kernel_ms = [1200.0, 1257.0, 1300.0]\n\
+    fn the_picture_has_a_bar_for_each_side_of_each_row() {
+        let text = "gpus = 1\nranks = 8\nfirst_kernel_ms = [1200.0, 1257.0, 1300.0]\n\
                     first_kernel_mps_ms = [1173.4]\n";
-        let other = "gpus = 1\nranks = 8\nwait = \"prolog\"\n";
-        let rows = [text, other].map(|text| toml::from_str(text).unwrap());
+        let rows = [toml::from_str(text).unwrap()];
         let svg = picture(&rows).unwrap();
         for said in [
             "8 ranks on 1 GPU, without MPS",

@@ -74,13 +74,8 @@ const fn site(
     Group {
         options,
         prepare: match mode.len() {
-            4 => |bed| fast(bed, "compute_mode = \"keep\"\n[slurm]\nwait = \"prolog\"\n"),
-            _ => |bed| {
-                fast(
-                    bed,
-                    "compute_mode = \"exclusive\"\n[slurm]\nwait = \"task\"\n",
-                )
-            },
+            4 => |bed| fast(bed, "compute_mode = \"keep\"\n"),
+            _ => |bed| fast(bed, "compute_mode = \"exclusive\"\n"),
         },
         ..Group::new(name, cells)
     }

@@ -80,12 +80,8 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
 
 #[test]
 fn only_a_job_of_srun_is_waited_for_in_its_task() {
-    for (by, rule, wait) in [
-        ("srun", "task", "started"),
-        ("srun", "prolog", "ready"),
-        ("sbatch", "task", "ready"),
-    ] {
-        let node = FakeNode::under(&format!("wait = \"{rule}\""));
+    for (by, wait) in [("srun", "started"), ("sbatch", "ready")] {
+        let node = FakeNode::new();
         prolog(asking().process("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }

@@ -11,7 +11,7 @@ pub use settings::{
     Ceilings, Defaults, Drain, Origin, Pbs, Reports, Row, SECTIONS, Section, Settings, Slurm, TEXTS,
 };
 pub use values::{
-    Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, Wait, WarnOrRefuse,
+    Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, WarnOrRefuse,
 };
 
 use crate::failure::{Evidence, Fault};

@@ -3,7 +3,7 @@
 
 use super::values::{
     Cgroup, ComputeModeRule, ConfigError, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit,
-    Value, Wait, WarnOrRefuse,
+    Value, WarnOrRefuse,
 };
 use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;
@@ -238,11 +238,6 @@ settings! {
     Slurm [slurm] {
         exec: Option<PathBuf> = None => "/opt/slurm";
         conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
-
-        /// What waits until a job's MPS is proved ready. "task": under srun each task waits before
-        /// it starts, and the prolog returns at once, so srun starts earlier; under sbatch and
-        /// salloc the prolog waits. "prolog": the prolog always waits.
-        wait: Wait = Wait::Task;
 
         /// Requeue a batch job if its MPS did not start for a cause that is not provably the
         /// node's.

@@ -193,8 +193,8 @@ fn an_error_names_file_line_column_and_what_is_known() {
         a b -> 1:3:
         deadline_s = twenty -> 1:14: deadline_s: invalid boolean, expected 'true'; allowed: as in 'deadline_s = 20'
         compute_mode = keep -> 1:16: compute_mode: string values must be quoted, expected literal string; allowed: as in 'compute_mode = "exclusive"'
-        [slurm] # x|wait = task -> 2:8: slurm.wait: invalid boolean, expected 'true'; allowed: as in 'wait = "task"'
-        slurm.wait = tusk -> 1:14: slurm.wait: invalid boolean, expected 'true'; allowed: as in 'wait = "task"'
+        [slurm] # x|requeue = maybe -> 2:11: slurm.requeue: string values must be quoted, expected literal string; allowed: as in 'requeue = true'
+        slurm.wait = "prolog" -> 1:1: unknown key 'slurm.wait'
         [[node]]|hosts = "a"|max_clients = many -> 3:15: max_clients: string values must be quoted, expected literal string; allowed: as in 'max_clients = 48'
         [[node]]|hosts = a -> 2:9: string values must be quoted
         slurm = 3 -> 1:9: slurm is a table

@@ -277,7 +277,6 @@ words! {
     WarnOrRefuse: Warn Refuse;
     LeftoverClients: Report Kill;
     MemoryOverLimit: Ignore Log Terminate;
-    Wait: Task Prolog;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
