@@ -1,5 +1,6 @@
 //! Where a drain goes, and what its reason says: as configured when the job began.
 
+use batch::drain;
 use mpsd_core::config::Settings;
 use mpsd_core::{JobId, Scheduler};
 use std::collections::BTreeSet;
@@ -40,8 +41,7 @@ impl DrainTarget {
 }
 
 pub(super) fn drain_prefix(settings: &Settings) -> Option<String> {
-    let drain = &settings.drain;
-    drain.enabled.then(|| drain.prefix.clone())
+    settings.drain.enabled.then(|| drain::PREFIX.to_owned())
 }
 
 #[cfg(test)]

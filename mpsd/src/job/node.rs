@@ -294,7 +294,7 @@ pub trait Scheduling {
     ) -> Option<(String, bool)>;
     /// Shows the administrator a failure that does not drain, as the node's note. Returns a line
     /// for the log.
-    fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
+    fn remark(&mut self, place: &Place<'_>, failure: &Failure) -> Option<String>;
     /// Removes these notes: a start worked. Returns lines for the log.
     fn withdraw_remarks(&mut self, location: &Location) -> Vec<String>;
     /// Writes a line into the output file of a batch job that went back into its queue, as its

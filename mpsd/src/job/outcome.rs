@@ -118,7 +118,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     // its configuration is unusable.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
     if is_unseen && !drained && job.settings.drain.enabled {
-        let line = node.remark(&job.place, &job.settings.drain.prefix, failure);
+        let line = node.remark(&job.place, failure);
         line.iter()
             .for_each(|line| node.log(Severity::Warning, line));
     }

@@ -247,8 +247,8 @@ impl Scheduling for RealNode {
         place.controller()
     }
 
-    fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String> {
-        drain::remark(&self.settings.paths, place, prefix, failure)
+    fn remark(&mut self, place: &Place<'_>, failure: &Failure) -> Option<String> {
+        drain::remark(&self.settings.paths, place, failure)
     }
 
     fn withdraw_remarks(&mut self, location: &Location) -> Vec<String> {
@@ -266,7 +266,7 @@ impl Scheduling for RealNode {
         target: &DrainTarget,
         fault: &Fault,
     ) -> Option<(String, bool)> {
-        let prefix = target.prefix.as_deref()?;
+        target.prefix.as_ref()?;
         let cause = Cause {
             jobs: &target.jobs(),
             fault,
@@ -275,7 +275,7 @@ impl Scheduling for RealNode {
         };
         let (paths, controller) = (&self.settings.paths, place.controller());
         let controller = controller.as_ref();
-        Some(drain::deliver(paths, place, controller, prefix, cause))
+        Some(drain::deliver(paths, place, controller, cause))
     }
 
     fn note(

@@ -325,7 +325,7 @@ impl Scheduling for Sim {
         Some((reason, !self.world.borrow().deaf))
     }
 
-    fn remark(&mut self, _: &Place<'_>, _: &str, failure: &Failure) -> Option<String> {
+    fn remark(&mut self, _: &Place<'_>, failure: &Failure) -> Option<String> {
         self.world.borrow_mut().remarks.push(failure.to_string());
         None
     }

@@ -15,6 +15,8 @@ use std::fmt::Display;
 /// How much of a foreign reason a message repeats. Characters.
 const SHOWN: usize = 80;
 const CUT: &str = "...";
+/// The beginning of our drain reasons. mpsd only lifts drains with this beginning.
+pub const PREFIX: &str = "mpsd:";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -116,19 +118,14 @@ fn without_directory(text: &str) -> Option<String> {
 /// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never
 /// over another's note. Remembers it for [`withdraw_remarks`]. Returns a line for the log if
 /// something was tried.
-pub fn remark(
-    paths: &Paths,
-    place: &Place<'_>,
-    prefix: &str,
-    failure: &impl Display,
-) -> Option<String> {
+pub fn remark(paths: &Paths, place: &Place<'_>, failure: &impl Display) -> Option<String> {
     let marker = Marker {
         delivered: true,
         remark: true,
-        ..place.marker(&format!("{prefix} {failure}"))
+        ..place.marker(&format!("{PREFIX} {failure}"))
     };
     let note = &marker.reason;
-    match show(paths, prefix, &marker, place.controller().as_ref()) {
+    match show(paths, &marker, place.controller().as_ref()) {
         Ok(false) => None,
         Ok(true) => Some(format!("node '{}' shows: {note}", place.node)),
         Err(why) => Some(format!("node '{}' is not told ({why}): {note}", place.node)),
@@ -136,15 +133,10 @@ pub fn remark(
 }
 
 /// Shows the note of `marker`; false: it stands already, or the place is taken.
-fn show(
-    paths: &Paths,
-    prefix: &str,
-    marker: &Marker,
-    controller: &dyn Controller,
-) -> Result<bool, String> {
+fn show(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<bool, String> {
     let shown = controller.status()?;
     let stands = shown.reason.unwrap_or_default();
-    let free = stands.is_empty() || stands.starts_with(prefix);
+    let free = stands.is_empty() || stands.starts_with(PREFIX);
     if shown.drained || stands == marker.reason || !free {
         return Ok(false);
     }
@@ -184,7 +176,6 @@ pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
     controller: &dyn Controller,
-    prefix: &str,
     cause: Cause<'_>,
 ) -> (String, bool) {
     let Cause {
@@ -197,11 +188,11 @@ pub fn deliver(
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         gpus,
         of,
-        ..place.marker(&format!("{prefix} {jobs}: {fault}"))
+        ..place.marker(&format!("{PREFIX} {jobs}: {fault}"))
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
-    let (outcome, remembered) = hand_over(paths, prefix, &marker, controller);
+    let (outcome, remembered) = hand_over(paths, &marker, controller);
     let (node, reason, delivered) = (place.node, &marker.reason, outcome.is_ok());
     let line = match outcome {
         Ok(Outcome::Ours(_)) => format!("node '{node}' drained: {reason}"),
@@ -223,7 +214,6 @@ pub fn deliver(
 /// remembered.
 pub fn hand_over(
     paths: &Paths,
-    prefix: &str,
     marker: &Marker,
     controller: &dyn Controller,
 ) -> (Result<Outcome, String>, Result<(), String>) {
@@ -234,7 +224,7 @@ pub fn hand_over(
     let mut marker = marker.clone();
     // Keep an administrator's note on a node in service. A note of ours there is outdated: somebody
     // lifted its drain by hand.
-    let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(prefix);
+    let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(PREFIX);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
         // Before the order, which overwrites the note.
@@ -242,7 +232,7 @@ pub fn hand_over(
             return (Err(why.clone()), Err(why));
         }
     }
-    let outcome = drain(controller, prefix, &marker, before);
+    let outcome = drain(controller, &marker, before);
     let remembered = match &outcome {
         Ok(Outcome::Ours(shown)) => {
             // A later lift needs the reason that stands now, to the byte.
@@ -258,7 +248,6 @@ pub fn hand_over(
 
 fn drain(
     controller: &dyn Controller,
-    prefix: &str,
     marker: &Marker,
     before: NodeStatus,
 ) -> Result<Outcome, String> {
@@ -268,7 +257,7 @@ fn drain(
     };
     if before.drained {
         let reason = before.reason.unwrap_or_default();
-        let is_ours = reason.starts_with(prefix);
+        let is_ours = reason.starts_with(PREFIX);
         return Ok(outcome(reason, is_ours));
     }
     let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
@@ -360,7 +349,7 @@ mod tests {
 
         /// Drains the node as [`hand_over`] begins it.
         fn drain(&self, reason: &str) -> Result<Outcome, String> {
-            drain(self, "mpsd:", &our_marker(reason), self.status()?)
+            drain(self, &our_marker(reason), self.status()?)
         }
     }
 
@@ -442,7 +431,7 @@ mod tests {
                 gpus: Vec::new(),
                 of: Some(2),
             };
-            let (line, is_delivered) = deliver(&paths, &place(), &node, "mpsd:", cause);
+            let (line, is_delivered) = deliver(&paths, &place(), &node, cause);
             assert!(is_delivered, "{line}");
             assert_eq!(node.status(), Ok(status(true, Some("mpsd: job 1: x: y"))));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
@@ -463,13 +452,13 @@ mod tests {
         let ours = our_marker(OURS);
         markers::write(&paths, &ours).unwrap();
         let late = Fake::new(true, Some("bad disk"), true);
-        let (outcome, _) = hand_over(&paths, "mpsd:", &ours, &late);
+        let (outcome, _) = hand_over(&paths, &ours, &late);
         assert_eq!(outcome, Ok(Outcome::Others("bad disk".into())));
         // Else the node takes no job until it is delivered.
         assert_eq!(markers::all(&paths), []);
 
         let left = Fake::new(false, Some("mpsd: job 0: y"), true);
-        hand_over(&paths, "mpsd:", &ours, &left).0.unwrap();
+        hand_over(&paths, &ours, &left).0.unwrap();
         assert_eq!(markers::delivered(&paths, "n1").unwrap().note, None);
         assert_eq!(markers::delivered(&paths, "n2"), None, "another node's");
         assert_eq!(markers::remarks(&paths), [], "no remark");
@@ -510,7 +499,7 @@ mod tests {
             let mut note = our_marker(OURS);
             note.remark = true;
             let after = if is_shown { Some(OURS) } else { before };
-            let shown = show(&paths, "mpsd:", &note, &node);
+            let shown = show(&paths, &note, &node);
             assert_eq!(shown, Ok(is_shown), "{before:?}");
             assert_eq!(node.status(), Ok(status(drained, after)));
             assert_eq!(markers::all(&paths), [], "it is no drain");

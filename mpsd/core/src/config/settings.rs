@@ -282,9 +282,6 @@ settings! {
         /// Take a node that is proved broken out of service.
         enabled: bool = true;
 
-        /// The beginning of our drain reasons. mpsd only lifts drains with this beginning.
-        prefix: String = "mpsd:".to_owned(), Entry::prefix;
-
         /// Let the timer lift our own drains after a clean check; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
     }

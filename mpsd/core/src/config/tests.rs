@@ -179,7 +179,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         run_dir = "/run/../etc" -> 1:11: run_dir: not an absolute path without '..'
         run_dir = "/run/%h" -> 1:11: run_dir: '%' is followed by something else than 'n'
         nvml = "lib/x.so" -> 1:8: nvml: not an absolute path without '..', nor a library's name
-        drain.prefix = "a b" -> 1:16: drain.prefix: not a prefix of 3 to 24
+        drain.prefix = "ab:" -> 1:1: unknown key 'drain.prefix'
         hosts = "x" -> 1:9: belongs into a [[node]] section
         [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts
         [[node]]|hosts = "a[" -> 2:9: 'a[' is no host list

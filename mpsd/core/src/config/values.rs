@@ -166,14 +166,6 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// The prefix of our drains' reasons: short and printable, because schedulers cut and print
-    /// reasons.
-    pub(super) fn prefix(&self) -> Result<String, ConfigError> {
-        let is_good = |text: &str| (3..=24).contains(&text.len()) && is_word(text, b"._:/-");
-        let why = "not a prefix of 3 to 24 letters, digits or any of '._:/-'";
-        self.text(is_good, why)
-    }
-
     /// A feature, a partition or a node of the scheduler.
     fn name(&self) -> Result<String, ConfigError> {
         let why = "not a name; allowed: letters, digits and any of '._-'";

@@ -57,7 +57,7 @@ fn operators(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
 fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
     let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
     let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;
-    let is_ours = |note: &String| !status.drained && note.starts_with(&ctx.settings.drain.prefix);
+    let is_ours = |note: &String| !status.drained && note.starts_with(batch::drain::PREFIX);
     let note = status.reason.filter(is_ours)?;
     let (option, none) = (pbs.product.note_option, pbs.product.no_note);
     let none = if none.is_empty() { "''" } else { none };

@@ -34,9 +34,8 @@ impl Run<'_> {
                 Problem(format!("{what}: not delivered: would be tried again"))
             }
             Ok(DrainState::Undelivered) => {
-                let Settings { paths, drain, .. } = self.settings;
-                let (outcome, remembered) =
-                    drain::hand_over(paths, &drain.prefix, marker, controller);
+                let paths = &self.settings.paths;
+                let (outcome, remembered) = drain::hand_over(paths, marker, controller);
                 match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
                     Ok(Outcome::Ours(_)) => Change(format!("{what}: delivered")),
                     Ok(Outcome::Others(other)) => Change(format!(
