@@ -130,8 +130,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("mig_openpbs", "MPS=true,MPS_MEM=4G", 1)
             .of(Scheduler::OpenPbs, false)
             .divided(1, &[(0, 1)]),
-        Scenario::new("mixed_generations", "MPS=true", 2).gpus(|gpus| old(&mut gpus[1])),
-        Scenario::new("mixed_generations_per_gpu", "MPS=per-gpu", 2).gpus(|gpus| old(&mut gpus[1])),
+        Scenario::new("older_than_volta", "MPS=per-gpu", 2).gpus(|gpus| old(&mut gpus[1])),
         Scenario::new("gpu_not_there", "MPS=true", 1)
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(7)])),
         Scenario::new("no_gpu", "MPS=true", 1).devices(|d| d.gpus = GpuSource::None),
@@ -169,10 +168,6 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("many_tasks_by_the_site", "MPS=true", 1)
             .config("max_clients = 64")
             .tasks(61),
-        Scenario::new("too_many_tasks_before_volta", "MPS=true", 1)
-            .config("max_clients = 64")
-            .gpus(|gpus| old(&mut gpus[0]))
-            .tasks(17),
     ]
 }
 

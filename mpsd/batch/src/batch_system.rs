@@ -232,7 +232,7 @@ mod tests {
     use crate::{openpbs::OpenPbs, slurm::Slurm, torque::Torque};
 
     fn offer(gpu: &Gpu, replicas: Option<u32>) -> Offer<'_> {
-        let clients = if gpu.is_volta_or_later() { 48 } else { 16 };
+        let clients = if gpu.index == 2 { 16 } else { 48 };
         Offer {
             gpu,
             replicas,
@@ -244,7 +244,6 @@ mod tests {
     fn slurm_gets_shards_of_each_gpu_and_both_pbs_a_consumable_resource() {
         let mut all = [0, 1, 2].map(|index| gpu(index, index + 4));
         all[1].mig = Mig::On;
-        all[2].capability = (6, 1);
         let offers: Vec<Offer<'_>> = all.iter().map(|gpu| offer(gpu, Some(20))).collect();
         let text = advertise(&Slurm, "gpu1", &offers).unwrap();
         let expected = "\

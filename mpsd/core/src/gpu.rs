@@ -102,8 +102,7 @@ pub struct Gpu {
     pub cpus: Option<String>,
 }
 
-const CLIENTS_BEFORE_VOLTA: u32 = 16;
-/// Clients of a GPU from Volta on, up to CUDA 13.0: seen on driver 580.
+/// Clients of a GPU up to CUDA 13.0: seen on driver 580.
 const CLIENTS_UP_TO_13_0: u32 = 48;
 /// Most clients that any GPU takes: with CUDA 13.1 and later.
 pub const MOST_CLIENTS: u32 = 60;
@@ -155,17 +154,13 @@ impl Inventory {
     }
 
     /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is
-    /// `max_clients`. A GPU before Volta takes its own number at most.
+    /// `max_clients`.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,
             false => CLIENTS_UP_TO_13_0,
         };
-        let clients = site.unwrap_or(known);
-        match gpu.is_volta_or_later() {
-            true => gpu.part_of(clients),
-            false => clients.min(CLIENTS_BEFORE_VOLTA),
-        }
+        gpu.part_of(site.unwrap_or(known))
     }
 
     pub fn by_index(&self, index: u32) -> Option<&Gpu> {
@@ -201,7 +196,7 @@ mod tests {
     /// docs/facts/mps-control.md#clients
     #[test]
     fn the_driver_decides_how_many_clients_a_gpu_takes() {
-        let (pascal, volta) = (gpu((6, 1), Mig::Off), gpu((7, 0), Mig::Off));
+        let volta = gpu((7, 0), Mig::Off);
         let drivers = ["", "x", "535.161.08", "580.159.04", "590.44.01", "615.12"];
         for (driver, clients) in drivers.into_iter().zip([48, 48, 48, 48, 60, 60]) {
             let driver = driver.to_owned();
@@ -214,7 +209,6 @@ mod tests {
                 (taken(&volta, None), taken(&volta, Some(100))),
                 (clients, 100)
             );
-            assert_eq!((taken(&pascal, None), taken(&pascal, Some(8))), (16, 8));
         }
         for (slices, part) in [(3, 20), (1, 6), (7, 48)] {
             let device = gpu((9, 0), Mig::Device { slices, of: 7 });

@@ -295,7 +295,7 @@ impl Nvml {
         };
         let plain = settled(|| device.running_compute_processes());
         let plain = plain.of_device("nvmlDeviceGetComputeRunningProcesses_v3", gpu)?;
-        // Before Volta, and with drivers without the call, the plain list has all clients.
+        // With drivers without the call, the plain list has all clients.
         let clients = settled(|| device.mps_running_compute_processes()).or_unknown(Vec::new());
         let clients = clients.of_device("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu)?;
         Ok(merged(&plain, &clients))

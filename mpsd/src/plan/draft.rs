@@ -98,18 +98,15 @@ impl Draft<'_> {
         self.tasks.map(|tasks| rule(tasks, gpus))
     }
 
-    /// A daemon that sees GPUs of both generations silently serves only the newer ones
-    /// (docs/facts/mps-control.md#which-gpus-a-client-sees).
+    /// Before Volta clients share one address space, and nothing here was tried there.
     pub fn check_generations(&self) -> Result<(), Refusal> {
-        let old = self.gpus.iter().find(|gpu| !gpu.is_volta_or_later());
-        let new = self.gpus.iter().find(|gpu| gpu.is_volta_or_later());
-        match old.zip(new) {
-            Some((old, new)) if self.filled.mode != Mode::PerGpu => Err(Refusal::new(
-                format!("one MPS daemon for '{}' and '{}'", old.name, new.name),
-                "one daemon serves only GPUs before Volta, or only later ones",
-                "MPS=per-gpu, one daemon for each GPU",
+        match self.gpus.iter().find(|gpu| !gpu.is_volta_or_later()) {
+            Some(old) => Err(Refusal::new(
+                format!("MPS on GPU {} '{}'", old.index, old.name),
+                "it is older than Volta",
+                "GPUs from Volta on",
             )),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -162,7 +162,7 @@ settings! {
         shared_gpus: bool = false;
 
         /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60
-        /// from 590 on (CUDA 13.1). GPUs before Volta always take 16.
+        /// from 590 on (CUDA 13.1).
         max_clients: Option<u32> = None => 48, Entry::whole::<1, 1024, _>;
 
         /// Shares of each GPU that 'mpsctl advertise' offers to the scheduler; 1 to 60. They limit
