@@ -145,18 +145,6 @@ fn install_waits_until_the_mom_here_has_the_hook() {
     assert!(started.elapsed().as_secs() < 40, "bounded");
 }
 
-/// Without it pbs_sched deletes jobs while nodes are drained.
-#[test]
-fn nodect_is_named_until_it_is_set() {
-    let mut c = torque();
-    let line = "qmgr -c 'set server resources_available.nodect = 9999'";
-    says(&c.nodes[0].sh("mpsctl pbs install"), &[line]);
-    checks(&mut c, 0, &["WARN  where pbs_sched schedules", line]);
-    c.serve("nodect", "9999");
-    let told = c.nodes[0].sh("mpsctl pbs install; mpsctl pbs check");
-    assert!(!told.contains("nodect"), "{told}");
-}
-
 /// A mom may lack the hook, or keep an older one.
 #[test]
 fn check_finds_a_mom_that_has_no_hook_or_an_older_one() {
@@ -334,12 +322,7 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     let text = c.nodes[0].sh_exits(2, "mpsctl doctor --own --problems");
     assert_eq!(text.lines().filter(missing).count(), 4, "{text}");
     c.nodes[0].sh("mpsctl pbs install");
-    checks(
-        &mut c,
-        0,
-        &["WARN  the mom has not read", "WARN  where pbs_sched"],
-    );
-    c.serve("nodect", "9999");
+    checks(&mut c, 0, &["WARN  the mom has not read"]);
     hang_up(&mut c.nodes[0]);
     let text = checks(&mut c, 0, &[]);
     // The simulated node has no systemd.

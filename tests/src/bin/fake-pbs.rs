@@ -326,9 +326,7 @@ fn qmgr(words: &[&str]) -> u8 {
         ["list", "server"] => {
             let operators = text("operators")
                 .map(|list| format!("    operators = {}\n", list.replace('\n', ",")));
-            let nodect =
-                text("nodect").map(|count| format!("    resources_available.nodect = {count}\n"));
-            let lines = [operators, nodect].into_iter().flatten();
+            let lines = operators.into_iter();
             print!(
                 "{}",
                 lines.fold("Server x\n".to_owned(), |all, line| all + &line)

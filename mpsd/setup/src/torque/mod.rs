@@ -8,8 +8,7 @@ use crate::pbs::product::{InstallOptions, ProductVerbs};
 use crate::verbs::{CheckLine, SetupContext, VerbReport};
 use anyhow::{Context as _, Result, anyhow, bail};
 use batch::batch_system::Unattached;
-use batch::host::Host;
-use batch::pbs::{Installation, attribute};
+use batch::pbs::Installation;
 use batch::torque::PRODUCT;
 use batch::torque::starter::{self, Starter, names, own_way_with_shells};
 use scripts::{
@@ -26,7 +25,6 @@ pub static VERBS: ProductVerbs = ProductVerbs {
     install,
     uninstall,
     check: |pbs, ctx, all| {
-        all.extend(nodect(pbs, ctx.host).map(CheckLine::Warn));
         all.extend(check_scripts(pbs, ctx));
         all.push(check_tasks(pbs, ctx));
     },
@@ -46,7 +44,6 @@ fn install(
     report: &mut VerbReport,
 ) -> Result<()> {
     place_scripts(pbs, ctx, report)?;
-    report.lines.extend(nodect(pbs, ctx.host));
     let (config, file) = (pbs.mom_config(), starter_file(pbs));
     let (shown, follows) = (config.display(), consequence(ctx));
     let text = render(JOB_STARTER, ctx);
@@ -164,18 +161,6 @@ fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
             None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
         },
     }
-}
-
-/// What pbs_sched needs, which deletes a job that needs more nodes than are in service
-/// (docs/torque.md#with-pbs_sched).
-fn nodect(pbs: &Installation, host: &dyn Host) -> Option<String> {
-    let server = pbs.qmgr("list server", host).ok()?;
-    let unset = attribute(&server, "resources_available.nodect").is_none();
-    unset.then(|| {
-        "where pbs_sched schedules, it deletes jobs that need a drained node; against that, once: qmgr -c 'set server \
-         resources_available.nodect = 9999'"
-            .to_owned()
-    })
 }
 
 fn starter_file(pbs: &Installation) -> PathBuf {
