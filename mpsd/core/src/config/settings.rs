@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Row {
     /// `wait`
     pub key: &'static str,
-    /// `slurm.wait`
+    /// `slurm.requeue`
     pub name: &'static str,
     /// A value for the file's comment, if there is no default.
     pub example: Option<&'static str>,
@@ -299,7 +299,7 @@ settings! {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// `slurm.wait`
+    /// `slurm.requeue`
     pub key: &'static str,
     /// The value as it would stand in the file; `None`: not set, and there is no default.
     pub value: Option<String>,

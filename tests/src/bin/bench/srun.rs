@@ -1,14 +1,13 @@
 //! What the plugin costs a job that did not ask: `srun true` with and without it, in turn, on the
 //! same Slurm. Half-way the two nodes change places. Without PrologFlags slurmd runs its own
-//! programs for any plugin's prolog, so the other side has a plugin that does nothing. Then `srun
-//! --mps true` with `slurm.wait` "task" against "prolog". Milliseconds.
+//! programs for any plugin's prolog, so the other side has a plugin that does nothing. Milliseconds.
 
 use std::time::SystemTime;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 use tests::samples::{in_turn, median, milliseconds, quantile};
-use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, program_beside, stamp};
+use tests::slurm::{Bed, Options, PLUGIN, Product, program_beside, stamp};
 
 use crate::LIMIT;
 
@@ -42,22 +41,12 @@ pub fn run(pairs: usize) -> Result<Value> {
             "ratio": ratio, "without": figures(&without), "with": figures(&with),
         }));
     }
-    let [task, prolog] = measure_waits(pairs.div_ceil(4))?;
-    println!(
-        "srun --mps true             wait=task {:6.1} ms   wait=prolog {:6.1} ms   ({} pairs)",
-        median(&task),
-        median(&prolog),
-        task.len()
-    );
     let plugin_bytes = program_beside(PLUGIN)?.metadata()?.len();
     println!("plugin {} KiB", plugin_bytes / 1024);
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
     Ok(json!({
         "taken_at": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         "slurm": slurm, "kernel": kernel.trim(), "plugin_bytes": plugin_bytes, "settings": settings,
-        // What a user waits for on simulated nodes. Their server is ready after 106 to 263 ms, as
-        // recorded.
-        "mps": {"pairs": task.len(), "wait_task": figures(&task), "wait_prolog": figures(&prolog)},
     }))
 }
 
@@ -111,31 +100,4 @@ fn pairs_on(bed: &Bed, plain: &str, pairs: usize) -> Result<Vec<Vec<f64>>> {
         let took = bed.time(&user, &["srun", "-w", node, "true"], env, LIMIT)?;
         Ok(milliseconds(took))
     })
-}
-
-fn measure_waits(pairs: usize) -> Result<[Vec<f64>; 2]> {
-    let (mut task, mut prolog) = (Vec::new(), Vec::new());
-    for waits in ["node1", "node2"] {
-        let mut bed = Bed::create(Options::default())?;
-        let [user, _] = bed.users();
-        let extra = format!("[[node]]\nhosts = \"{waits}\"\n[node.slurm]\nwait = \"prolog\"\n");
-        let _simulated = Simulated::install(&mut bed, &extra, |node| node)?;
-        bed.start()?;
-        for _ in 0..pairs.div_ceil(2) {
-            for node in ["node1", "node2"] {
-                let argv = ["srun", "--mps", "-w", node, "--gres=gpu:1", "true"];
-                let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
-                if node == waits {
-                    &mut prolog
-                } else {
-                    &mut task
-                }
-                .push(took);
-                bed.wait_idle(LIMIT)?;
-            }
-        }
-        bed.wait_clean(LIMIT)?;
-        bed.end()?;
-    }
-    Ok([task, prolog])
 }
