@@ -160,7 +160,7 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
 fn an_error_names_file_line_column_and_what_is_known() {
     let table = r#"
         max_client = 4 -> 1:1: unknown key 'max_client' (did you mean 'max_clients'?); known: run_dir, state_dir, control,
-        |[slurm]|  wiat = "task" -> 3:3: unknown key 'wiat' (did you mean 'wait'?); known: exec, conf, wait, requeue,
+        |[slurm]|  requeu = true -> 3:3: unknown key 'requeu' (did you mean 'requeue'?); known: exec, conf, requeue, requeue_limit,
         [slrum] -> 1:2: unknown key 'slrum' (did you mean 'slurm'?); known: run_dir
         requeue_limit = 3 -> 1:1: unknown key 'requeue_limit' (did you mean 'slurm.requeue_limit'?); known: run_dir
         compute_mode = "keap" -> 1:16: compute_mode: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'
@@ -179,7 +179,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         run_dir = "/run/../etc" -> 1:11: run_dir: not an absolute path without '..'
         run_dir = "/run/%h" -> 1:11: run_dir: '%' is followed by something else than 'n'
         nvml = "lib/x.so" -> 1:8: nvml: not an absolute path without '..', nor a library's name
-        drain.prefix = "ab:" -> 1:1: unknown key 'drain.prefix'
+        [drain]|prefix = "ab:" -> 2:1: unknown key 'prefix'
         hosts = "x" -> 1:9: belongs into a [[node]] section
         [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts
         [[node]]|hosts = "a[" -> 2:9: 'a[' is no host list
@@ -194,7 +194,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         deadline_s = twenty -> 1:14: deadline_s: invalid boolean, expected 'true'; allowed: as in 'deadline_s = 20'
         compute_mode = keep -> 1:16: compute_mode: string values must be quoted, expected literal string; allowed: as in 'compute_mode = "exclusive"'
         [slurm] # x|requeue = maybe -> 2:11: slurm.requeue: string values must be quoted, expected literal string; allowed: as in 'requeue = true'
-        slurm.wait = "prolog" -> 1:1: unknown key 'slurm.wait'
+        [slurm]|wait = "prolog" -> 2:1: unknown key 'wait'
         [[node]]|hosts = "a"|max_clients = many -> 3:15: max_clients: string values must be quoted, expected literal string; allowed: as in 'max_clients = 48'
         [[node]]|hosts = a -> 2:9: string values must be quoted
         slurm = 3 -> 1:9: slurm is a table
