@@ -62,41 +62,6 @@ fn the_resource_asks_as_the_account_does_and_may_not_contradict_it() {
 }
 
 #[test]
-fn what_another_jobs_environment_left_is_replaced() {
-    let mut c = cluster(&["nodea"]);
-    let job = begun(&mut c, "MPS=true");
-    let mut env = c.job_environment(&job, 0);
-    for (name, value) in [
-        ("MPSD_JOB", "99.localhost"),
-        (
-            "CUDA_MPS_PIPE_DIRECTORY",
-            "/run/mpsd/jobs/99.localhost/pipe",
-        ),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
-        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M"),
-        ("JAX_LOCAL_DEVICE_IDS", "0"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "2"),
-    ] {
-        env.insert(name.into(), value.into());
-    }
-    let env = c.hook_of(&job, 0, ("execjob_launch", &[]), &env).env;
-    assert_eq!(env["MPSD_JOB"], job.id);
-    let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
-    assert_eq!(env["CUDA_MPS_PIPE_DIRECTORY"], pipe);
-    assert_eq!(env["CUDA_DEVICE_MAX_CONNECTIONS"], "2", "the user's own");
-    assert!(
-        !env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
-        "{env:?}"
-    );
-    assert!(
-        !env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
-        "{env:?}"
-    );
-    assert!(!env.contains_key("JAX_LOCAL_DEVICE_IDS"), "{env:?}");
-    c.end(&job, 0);
-}
-
-#[test]
 fn a_task_on_a_node_without_the_jobs_mps_fails_with_our_line() {
     let mut c = cluster(&["nodea"]);
     for (account, code) in [("MPS=true", 1), ("MPS=off", 0), ("mps_physics", 0)] {

@@ -1,10 +1,7 @@
 //! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and Torque's own
 //! faults.
 
-use crate::jobs::{
-    NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says,
-    task_client,
-};
+use crate::jobs::{NoControl, begins, begun, client, ends, free, never_ready, says};
 use std::time::{Duration, Instant};
 use tests::double::Builder;
 use tests::double::look::wait_until;
@@ -195,18 +192,6 @@ fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_dow
 }
 
 #[test]
-fn a_prologue_run_twice_leaves_one_daemon() {
-    let mut c = cluster(&["nodea"]);
-    let job = begun(&mut c, "MPS=true");
-    begins(&mut c, &job);
-    let controls =
-        c.nodes[0].sh("ps -eo args= | grep -c '^/var/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
-    assert_eq!(controls.trim(), "1");
-    attached_without_limits(&client(&mut c, &job), &job);
-    ends(&mut c, &job);
-}
-
-#[test]
 fn a_script_with_a_wrong_mode_requeues_and_check_says_so() {
     let mut c = cluster(&["nodea"]);
     c.nodes[0].sh("chmod 0722 /var/spool/torque/mom_priv/prologue");
@@ -255,18 +240,6 @@ fn leaked(c: &mut Cluster) -> (Job, NoControl) {
         "leaked on the sister"
     );
     (job, fault)
-}
-
-#[test]
-fn a_leaked_sister_is_replaced_by_the_next_try_of_its_job() {
-    let mut c = cluster(&["nodea", "nodeb"]);
-    let (job, fault) = leaked(&mut c);
-    fault.repair();
-    c.serve("nodes/nodea", "free\n");
-    begins(&mut c, &job);
-    let record = task_client(&mut c, &job, 1, "/usr/bin/mpsctl exec -- ");
-    assert_eq!(record["under_mps"], true, "{record}");
-    ends(&mut c, &job);
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn a_job_of_torque_has_the_gpus_that_it_would_have_without_its_parents_mps() {
     }
 }
 
-/// A job that asks too has its own GPUs, not those of the job that submitted it.
+/// A job that asks too has its own GPUs and limits, not those of the job that submitted it.
 #[test]
 fn a_job_with_mps_that_one_with_mps_submitted_has_its_own_gpu() {
     for product in Product::ALL {
@@ -161,6 +161,12 @@ fn a_job_with_mps_that_one_with_mps_submitted_has_its_own_gpu() {
         }
         begins(&mut c, &parent);
         let mut mps = carried(&mut c, &parent, "");
+        for (name, value) in [
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
+            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M"),
+        ] {
+            mps.insert(name.into(), value.into());
+        }
         if product == Product::OpenPbs {
             c.end(&parent, 0);
             // It ran on another node.
