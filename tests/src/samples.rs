@@ -49,21 +49,3 @@ pub fn quantile(samples: &[f64], part: f64) -> f64 {
 pub fn median(samples: &[f64]) -> f64 {
     quantile(samples, 0.5)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_case_is_first_in_each_round_and_the_first_round_does_not_count() {
-        let mut order = String::new();
-        let results = in_turn(&["a", "b"], 2, |case, round| {
-            order += case;
-            Ok(format!("{case}{round}"))
-        });
-        assert_eq!(results.unwrap(), [["a1", "a2"], ["b1", "b2"]]);
-        assert_eq!(order, "abbaab");
-        let once = in_turn(&["a", "b"], 1, |case, round| Ok(format!("{case}{round}")));
-        assert_eq!(once.unwrap(), [["a0"], ["b0"]]);
-    }
-}

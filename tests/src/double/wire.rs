@@ -208,20 +208,3 @@ fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<Owne
     }
     None
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A server that ends a client tells it why and closes, even with an unread question of the
-    /// client.
-    #[test]
-    fn last_words_are_read_though_the_other_end_closed_with_something_unread() {
-        let (client, server) = pair().expect("a pair");
-        send(&client, b"LAUNCH").expect("sent");
-        send(&server, b"810").expect("sent");
-        drop(server);
-        assert_eq!(recv(&client).as_deref(), Some(&b"810"[..]));
-        assert_eq!(recv(&client), None);
-    }
-}
