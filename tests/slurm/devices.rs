@@ -8,15 +8,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use batch::host::Answer;
-use batch::{GpuSource, Host, Location, ThisHost};
-use mpsd::cli::job_arguments::JobArguments;
-use mpsd_core::{Gpu, GpuUuid, Inventory};
 use tests::slurm::{Gpus, Options};
 
 use crate::jobs::{check_bare, check_daemons, gpus, holds, says};
@@ -115,29 +109,6 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
     Ok(found.swap_remove(0))
 }
 
-/// Only the job's own GPUs change their compute mode while it runs.
-fn only_own_gpus_are_exclusive(cell: &Context, words: &str) -> Result<()> {
-    let node = &cell.nodes.nodes[0];
-    let own: BTreeSet<String> = same(cell, words)?.concat().into_iter().collect();
-    let job = cell.start(&format!("srun --mps {words}"), &cell.client("--hold 2"))?;
-    let exclusive = || -> BTreeSet<String> {
-        let modes = node.uuids().into_iter().zip(node.modes());
-        modes
-            .filter(|(_, mode)| mode == "exclusive_process")
-            .map(|(uuid, _)| uuid)
-            .collect()
-    };
-    let waited = cell.wait("an exclusive GPU", || Ok(exclusive().len() == own.len()));
-    let then = exclusive();
-    crate::jobs::ended(job)?;
-    waited?;
-    ensure!(
-        then == own,
-        "{words}: exclusive {then:?}, the job's {own:?}"
-    );
-    Ok(())
-}
-
 /// Two steps in an allocation without MPS, each with its own daemon on its own GPU.
 fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
     let mut found = Vec::new();
@@ -192,7 +163,6 @@ fn each_type_has_its_gpu(cell: &Context) -> Result<()> {
     let mut all = BTreeSet::new();
     for gres in ["--gres=gpu:a:1", "--gres=gpu:b:1"] {
         all.extend(same(cell, gres)?.concat());
-        only_own_gpus_are_exclusive(cell, gres)?;
     }
     holds(all.len() == 2, &all)?;
     let both = same(cell, "--gres=gpu:a:1,gpu:b:1")?.concat();
@@ -230,67 +200,36 @@ fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     holds(matches!(&said[..], [line] if fails(line)), &said)
 }
 
+/// Each has all GPUs of the node: without one of them no job could have MPS.
 const LISTS: [(&str, &str); 9] = [
     ("gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
     ("gpu:2", "Name=gpu File=/dev/nvidia[2-3,0-1]\n"),
-    ("gpu:3", "Name=gpu File=/dev/nvidia3,/dev/nvidia[0-1]\n"),
+    ("gpu:4", "Name=gpu File=/dev/nvidia3,/dev/nvidia[0-2]\n"),
     (
         "gpu:b:2,gpu:a:2",
         "Name=gpu Type=a File=/dev/nvidia[0-1]\nName=gpu Type=b File=/dev/nvidia[2-3]\n",
     ),
     (
-        "gpu:a:2(S:0),gpu:b:1",
-        "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=A File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia3\n",
-    ),
-    (
-        "gpu:2",
-        "NAME=gpu TYPE=b FILE=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n",
+        "gpu:a:2(S:0),gpu:b:2",
+        "Name=gpu Type=b File=/dev/nvidia[1-2]\nName=gpu Type=A File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia3\n",
     ),
     (
         "gpu:4",
-        "NodeName=node[1-2] Name=gpu File=/dev/nvidia2\nNodeName=other Name=gpu File=/dev/nvidia3\nName=gpu File=\"/dev/nvidia[0-1]\" # last\n",
+        "NAME=gpu TYPE=b FILE=/dev/nvidia[1,3]\nName=gpu Type=a File=/dev/nvidia[0,2]\n",
     ),
     (
-        "gpu:2",
+        "gpu:4",
+        "NodeName=node[1-2] Name=gpu File=/dev/nvidia2\nNodeName=other Name=gpu File=/dev/nvidia3\nName=gpu File=\"/dev/nvidia[0-1,3]\" # last\n",
+    ),
+    (
+        "gpu:4",
         "AutoDetect=off\nName=gpu \\\nFile=/dev/nvidia2\nInclude more.conf\n",
     ),
-    ("gpu", "Name=gpu File=/dev/nvidia3\n"),
+    (
+        "gpu:b,gpu:a:3",
+        "Name=gpu Type=a File=/dev/nvidia[1-3]\nName=gpu Type=b File=/dev/nvidia0\n",
+    ),
 ];
-
-/// This host, except that a device's minor number is the number in its name: the node's own `/dev`
-/// is not ours.
-struct ByName;
-
-impl Host for ByName {
-    fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        ThisHost.read(path, most)
-    }
-    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        ThisHost.configuration(path, most)
-    }
-    fn minor(&self, path: &Path) -> io::Result<u32> {
-        let name = path
-            .to_str()
-            .and_then(|path| path.strip_prefix("/dev/nvidia"));
-        name.and_then(|number| number.parse().ok())
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-    fn executable(&self, path: &Path) -> bool {
-        ThisHost.executable(path)
-    }
-    fn run(
-        &self,
-        program: &Path,
-        arguments: &[&str],
-        env: &[(&str, &str)],
-        deadline: Duration,
-    ) -> Result<Answer, String> {
-        ThisHost.run(program, arguments, env, deadline)
-    }
-    fn name(&self) -> String {
-        ThisHost.name()
-    }
-}
 
 /// We read the same list from a gres.conf as `slurmd -G` prints, in the same order.
 fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
@@ -306,12 +245,14 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         )?;
         fs::copy(bed.dir().join("etc/cgroup.conf"), dir.join("cgroup.conf"))?;
         fs::write(dir.join("gres.conf"), gres)?;
-        fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
+        fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia[0-1,3]\n")?;
         let file_name = file.to_str().context("a path of ours")?;
         let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
         let theirs = files_of(&said.success()?.said());
-        let ours =
-            ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
+        let ours = (0..theirs.len()).map(|place| ours(cell, file_name, place));
+        let ours = ours
+            .collect::<Result<Vec<_>>>()
+            .with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
         ensure!(
             ours == theirs,
             "{granted} {gres}: {ours:?}, slurmd {theirs:?}"
@@ -320,54 +261,21 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The files of a job with every place of the list, on a node with only these GPUs.
-fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let places: Vec<String> = (0..files.len()).map(|place| place.to_string()).collect();
-    let (conf, places) = (conf.display().to_string(), places.join(","));
-    let env = |name: &str| {
-        let value = match name {
-            "SLURM_CONF" => conf.as_str(),
-            "SLURM_STEP_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
-            "SLURMD_NODENAME" => "node1",
-            "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
-            // On a node with several types the controller is asked about the job, and it may have a
-            // job 7.
-            "SLURM_STEP_ID" => "0",
-            _ => return None,
-        };
-        Some(value.to_owned())
-    };
-    let arguments = JobArguments::default();
-    let input = arguments.input(&env, Location::default(), false);
-    let minors = files.iter().map(|file| ByName.minor(file));
-    let mut minors: Vec<u32> = minors.collect::<io::Result<_>>()?;
-    minors.sort_unstable();
-    let gpu = |(index, minor): (u32, u32)| -> Result<Gpu> {
-        Ok(Gpu {
-            index,
-            uuid: GpuUuid::parse(&format!("GPU-0000000{minor}"))?,
-            name: "NVIDIA H200".to_owned(),
-            memory_mib: Some(143_771),
-            mig: mpsd_core::gpu::Mig::Off,
-            capability: (9, 0),
-            minor: Some(minor),
-            cpus: None,
-        })
-    };
-    let inventory = Inventory {
-        gpus: (0..).zip(minors).map(gpu).collect::<Result<_>>()?,
-        driver: String::new(),
-        migs: Vec::new(),
-    };
-    let submission = batch::read(&input, &ByName)?;
-    let GpuSource::Numbered(numbers) = batch::devices(&submission, &input, &ByName)?.gpus else {
-        anyhow::bail!("Slurm gives numbers");
-    };
-    let gpus = numbers.gpus(&inventory)?;
-    let minors = gpus.iter().filter_map(|gpu| gpu.minor);
-    Ok(minors
-        .map(|minor| format!("/dev/nvidia{minor}").into())
-        .collect())
+/// The file of the GPU that `mpsctl plan` gives a job with this place of the list. As a step it
+/// asks no controller, which may have a job 7.
+fn ours(cell: &Context, conf: &str, place: usize) -> Result<PathBuf> {
+    let line = format!(
+        "SLURM_CONF={conf} SLURM_STEP_GPUS={place} CUDA_VISIBLE_DEVICES=0 SLURMD_NODENAME=node1 \
+         SLURM_JOB_ID=7 SLURM_JOB_UID={} SLURM_STEP_ID=0 {} plan --node node1 --scheduler slurm --request MPS=true --json",
+        cell.user.uid,
+        cell.mpsctl()
+    );
+    let ran = cell.bed.on_node("node1", &["/bin/sh", "-c", &line])?;
+    let plan: serde_json::Value = serde_json::from_str(&ran.success()?.stdout)?;
+    let mut uuids = cell.nodes.node("node1")?.uuids().into_iter();
+    let at = uuids.position(|uuid| plan["gpus"][0]["uuid"] == uuid);
+    let minor = minors().minors[at.with_context(|| plan.to_string())?];
+    Ok(format!("/dev/nvidia{minor}").into())
 }
 
 fn files_of(said: &str) -> Vec<PathBuf> {
