@@ -9,7 +9,6 @@ mod auto;
 mod containers;
 mod devices;
 mod failures;
-mod hardware;
 mod held;
 mod jobs;
 mod leftovers;
@@ -24,7 +23,6 @@ mod selftest;
 mod shapes;
 mod shared;
 mod sites;
-mod stack;
 mod steps;
 mod submission;
 mod sweep;
@@ -87,12 +85,7 @@ const LOOKING: &[runner::Group] = &[
 
 /// Groups that need the machine alone: they must find no foreign slurmd, or they keep all
 /// processors busy.
-const ALONE: &[runner::Group] = &[
-    stack::GROUP,
-    stack::CONFIGLESS,
-    leftovers::ALONE,
-    shared::BURST,
-];
+const ALONE: &[runner::Group] = &[leftovers::ALONE, shared::BURST];
 
 /// Beds at once. They mostly wait, so two processors are enough for them.
 const AT_ONCE: usize = 5;
@@ -106,8 +99,7 @@ fn names() -> Vec<String> {
             .map(|(cell, _)| format!("{name}::{cell}"))
             .collect::<Vec<_>>()
     };
-    let named = groups.flat_map(of).chain(scripts::names());
-    named.chain([hardware::NAME.to_owned()]).collect()
+    groups.flat_map(of).chain(scripts::names()).collect()
 }
 
 fn main() -> ExitCode {
@@ -159,7 +151,6 @@ fn main() -> ExitCode {
     let mut beds = runner::beds(LOOKING, &[tests::slurm::CONFIGLESS], &words, &tally);
     beds.extend(runner::beds(GROUPS, &[], &words, &tally));
     beds.extend(scripts::beds(&words, &tally));
-    beds.extend(hardware::beds(&words, &tally));
     tests::beside::run(beds, at_once);
     tests::beside::run(runner::beds(ALONE, &[], &words, &tally), 1);
     tally.end(started)

@@ -6,11 +6,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Options, Word, stamp};
+use tests::slurm::{Options, Word};
 
 use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, records, says};
 use crate::runner::{Cell, Context, Group, cells};
-use crate::stack::OTHER_RELEASE;
 
 pub const OPTIONAL: Group = Group {
     options: || options(Word::Optional),
@@ -25,7 +24,6 @@ pub const REQUIRED: Group = Group {
 const CELLS: &[Cell] = cells![
     a_command_that_asks_reads_why_once,
     a_script_that_asks_reads_why_once,
-    a_plugin_of_another_release_is_told,
     a_task_prolog_of_the_users_runs,
     a_user_who_does_not_ask_sees_nothing,
 ];
@@ -80,30 +78,6 @@ fn a_script_that_asks_reads_why_once(cell: &Context) -> Result<()> {
         check_told_once(&cell.output(job))?;
     }
     Ok(())
-}
-
-/// The node's stack has the line, with a plugin for another Slurm.
-fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
-    let other = cell.bed.dir().join("lib/other.so");
-    fs::copy(&cell.nodes.product.plugin, &other)?;
-    stamp::write(&other, OTHER_RELEASE)?;
-    let stack = cell.bed.dir().join("etc/no-plugstack.conf");
-    let outcome = ["optional", "required"].into_iter().try_for_each(|word| {
-        fs::write(&stack, format!("{word} {}\n", other.display()))?;
-        let done = cell.run("srun --mps -w node2 --gres=gpu:1", "echo ran")?;
-        match word {
-            "optional" => check_told_once(&done.said()),
-            // Slurm itself ends such a step, even if the user did not ask.
-            _ => holds(
-                !done.stdout.contains("ran\n") && !done.stderr.is_empty(),
-                &done,
-            ),
-        }
-    });
-    fs::write(&stack, "")?;
-    outcome?;
-    cell.idle()?;
-    cell.bed.resume("node2").or(Ok(()))
 }
 
 fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {

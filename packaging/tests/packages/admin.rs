@@ -126,9 +126,15 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
     assert!(help.contains("mpsd.8"), "{help}");
     simulate(cluster);
-    for step in commands("slurm.md", "Enable") {
-        watch.take(&step, || cluster.administrator(&step));
-    }
+    let steps = commands("slurm.md", "Enable");
+    let told = steps
+        .iter()
+        .map(|step| watch.take(step, || cluster.administrator(step)));
+    let told: String = told.collect();
+    assert!(
+        told.contains("OK    slurmd has loaded our plugin"),
+        "{told}"
+    );
     assert!(cluster.knows_the_flag());
 }
 

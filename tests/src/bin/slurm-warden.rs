@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use mpsd_sys::signals::{Signals, start_fresh};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -59,14 +59,6 @@ impl Warden {
                 self.ended.remove(&pid);
                 self.daemons.push(pid);
                 return Ok(pid.into());
-            }
-            Request::Stop { pid, wait_ms } => {
-                ensure!(
-                    self.daemons.contains(&pid),
-                    "pid {pid} is no daemon of this bed"
-                );
-                self.stop(pid, Duration::from_millis(wait_ms))?;
-                self.daemons.retain(|&daemon| daemon != pid);
             }
             Request::Remove { path } => self.directories.push(path),
             Request::RemoveCgroup { path } => self.cgroups.push(path),

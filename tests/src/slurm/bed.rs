@@ -245,7 +245,7 @@ impl Bed {
         })
     }
 
-    pub fn start_node(&self, node: &str) -> Result<()> {
+    fn start_node(&self, node: &str) -> Result<()> {
         fs::create_dir_all(self.dir.join("spool").join(node))?;
         let plain = self.options.plain_nodes.iter().any(|name| name == node);
         let conf = if plain {
@@ -282,15 +282,6 @@ impl Bed {
                 .chain(argv.iter().copied())
                 .collect::<Vec<_>>(),
         )
-    }
-
-    /// Ends the `slurmd` of a node and waits for it. Running steps stay.
-    pub fn stop_node(&self, node: &str) -> Result<()> {
-        let pid = lock(&self.daemons)
-            .remove(node)
-            .with_context(|| format!("slurmd of '{node}' does not run"))?;
-        let wait_ms = 10_000;
-        self.warden.tell(&Request::Stop { pid, wait_ms })
     }
 
     pub fn daemon(&self, name: &str) -> Option<u32> {

@@ -28,8 +28,6 @@ pub enum Request {
         env: BTreeMap<String, String>,
         log: PathBuf,
     },
-    /// End a daemon: SIGTERM, SIGKILL after `wait_ms`, reap.
-    Stop { pid: u32, wait_ms: u64 },
     /// A directory to remove at the end, with everything mounted in it.
     Remove { path: PathBuf },
     /// A cgroup to remove at the end, with those below it.
