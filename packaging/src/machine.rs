@@ -63,7 +63,7 @@ const MACHINES: [&[(&str, &str)]; 3] = [
         "slurm",
         "shared:: leftovers:: auto_shards_confined:: devices_reversed::",
     )],
-    &[("slurm", "shared_cgroups:: shared_sluids:: memory_cgroup::")],
+    &[("slurm", "shared_cgroups:: shared_sluids::")],
     &[
         (
             "mpsd_sys",

@@ -5,8 +5,8 @@ use tests::slurm::{Gpus, Options, Record, Simulated};
 
 use crate::jobs::{check_daemons, holds, records, says};
 use crate::runner::{Context, Group, cells};
+use crate::shared::a_percentage_is_the_jobs_part;
 use crate::sites::no_cgroups;
-use crate::steps::END_DAEMON;
 
 pub const GROUP: Group = Group {
     options: || Options {
@@ -29,7 +29,6 @@ pub const GROUP: Group = Group {
             components_are_jobs_of_their_own,
             a_user_who_said_auto_reads_what_it_found_and_no_other,
             a_script_that_auto_gives_nothing_runs,
-            a_step_after_the_daemons_end_runs,
         ],
     )
 };
@@ -60,7 +59,13 @@ pub const PARTS: Group = Group {
         ..Options::default()
     },
     prepare: |bed| Simulated::install(bed, "[slurm]\nauto_gres = true\n", |node| node),
-    ..Group::new("auto_parts", cells![a_part_of_a_gpu_has_mps_by_auto_gres])
+    ..Group::new(
+        "auto_parts",
+        cells![
+            a_part_of_a_gpu_has_mps_by_auto_gres,
+            a_percentage_is_the_jobs_part,
+        ],
+    )
 };
 
 /// Checks whether each task of `srun WORDS` is under MPS.
@@ -279,28 +284,5 @@ fn a_script_that_auto_gives_nothing_runs(cell: &Context) -> Result<()> {
             &format!("job {job}: on node1: {why}"),
             &format!("it needs no MPS ({why})"),
         ],
-    )
-}
-
-/// A job of a partition in which its site switches `auto` on, with more tasks than GPUs.
-const BY_SITE: &str = "-p auto -w node1 -n8 --overcommit --gres=gpu:2";
-
-/// The records of a batch script's clients; none of them failed.
-fn unnoticed(cell: &Context, script: &str) -> Result<Vec<Record>> {
-    let (_, said) = cell.batch(BY_SITE, script)?;
-    ensure!(!said.contains("mps: "), "{said}");
-    let all = records(&said)?;
-    ensure!(all.iter().all(|record| record.error.is_none()), "{said}");
-    Ok(all)
-}
-
-fn a_step_after_the_daemons_end_runs(cell: &Context) -> Result<()> {
-    let srun = "srun -n4 --overcommit /bin/sh -c";
-    let client = cell.client("--hold 0.1");
-    let end = format!("[ $SLURM_LOCALID != 0 ] || {{ {END_DAEMON}; }}");
-    let all = unnoticed(cell, &format!("{srun} '{end}'\n{srun} '{client}'"))?;
-    holds(
-        all.len() == 4 && all.iter().all(|record| !record.under_mps),
-        &all,
     )
 }

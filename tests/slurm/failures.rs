@@ -5,13 +5,12 @@
 //! requeued and nothing is drained. Meanwhile jobs that did not ask run.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use tests::double::mig;
 use tests::slurm::{Bed, Changed, Simulated};
 
-use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, says};
+use crate::jobs::{LIMIT, ONE_GPU, holds, says};
 use crate::runner::{Cell, Context, Group, cells, fast};
 
 pub const OPTIONAL: Group = Group {
@@ -42,14 +41,10 @@ pub const HELD: Group = Group {
 
 const CELLS: &[Cell] = cells![
     forged_options_gain_nothing,
-    a_request_that_the_node_cannot_serve_is_refused,
     no_control_daemon_drains_with_our_reason,
-    dead_nvml_drains_with_our_reason,
-    a_server_never_ready_requeues_a_batch_job_and_refuses_srun,
     salloc_reads_why,
     each_node_tells_in_one_line,
     a_bad_configuration_stops_no_plain_job,
-    a_server_that_ignores_sigterm_is_ended,
 ];
 
 const DEADLINE: u64 = 4;
@@ -98,18 +93,6 @@ fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// Requests above the site's ceilings, and a GPU in MIG mode.
-fn a_request_that_the_node_cannot_serve_is_refused(cell: &Context) -> Result<()> {
-    cell.check_refused(&format!("{SRUN} --mps-threads=90"), &["90", "60"])?;
-    cell.check_refused(&format!("{SRUN} --mps-mem=9G"), &["9", "8"])?;
-    let changed = cell
-        .nodes
-        .change(|node| node.gpu[0].mig = vec![mig(0, 0)])?;
-    cell.check_refused(SRUN, &["MIG"])?;
-    drop(changed);
-    cell.check_in_service()
-}
-
 /// node1 is drained with our reason, and a plain job runs on node2.
 fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
     cell.check_refused(SRUN, words)?;
@@ -126,7 +109,7 @@ fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
 }
 
 fn check_repaired(cell: &Context) -> Result<()> {
-    cell.bed.resume("node1")?;
+    cell.root_mpsctl("undrain --node node1")?.success()?;
     cell.idle()?;
     cell.check_node1_serves()
 }
@@ -141,38 +124,6 @@ fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
     fs::rename(&away, &control)?;
     outcome?;
     check_repaired(cell)
-}
-
-fn dead_nvml_drains_with_our_reason(cell: &Context) -> Result<()> {
-    let changed = cell
-        .nodes
-        .change(|node| node.nvml.init_fails = node.name == "node1")?;
-    let outcome = check_fault(cell, &[]);
-    drop(changed);
-    outcome?;
-    check_repaired(cell)
-}
-
-/// The user's own processes could be the cause. The job is PENDING again, not FAILED, and the node
-/// stays in service.
-fn a_server_never_ready_requeues_a_batch_job_and_refuses_srun(cell: &Context) -> Result<()> {
-    let changed = never_ready(cell)?;
-    let job = cell.submit("--mps --gres=gpu:1 --requeue", "echo ran")?;
-    let requeued = cell.wait_shown(job, &["Restarts=1 ", "JobState=PENDING "]);
-    let said = cell.output(job);
-    cell.root(&format!("scancel {job}"))?;
-    requeued?;
-    ensure!(
-        !said.contains("ran"),
-        "the script ran without its MPS: {said}"
-    );
-    let started = Instant::now();
-    cell.check_refused(SRUN, &["mps"])?;
-    drop(changed);
-    let waited = started.elapsed();
-    ensure!(waited.as_secs() < DEADLINE * 3, "waited {waited:?}");
-    cell.idle()?;
-    cell.check_in_service()
 }
 
 pub fn comment(cell: &Context, job: u32) -> Result<String> {
@@ -401,17 +352,4 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     );
     says(&told?, &[misconfigured])?;
     says(&node, &["compute_mood"])
-}
-
-fn a_server_that_ignores_sigterm_is_ended(cell: &Context) -> Result<()> {
-    let changed = cell.nodes.change(|node| {
-        node.faults.server_survives_sigterm = true;
-        node.faults.ignore_sigterm = true;
-        node.faults.refuse_quit = true;
-    })?;
-    let records = cell.clients("--mps --gres=gpu:1", "");
-    let idle = cell.idle();
-    drop(changed);
-    check_daemons(&records?, cell.user.uid, 1)?;
-    idle
 }

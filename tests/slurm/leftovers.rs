@@ -1,10 +1,7 @@
-//! `mpsctl reconcile` and `mpsctl undrain` with a real slurmctld: jobs that it no longer has are
-//! removed, and jobs that it has stay. Also tests the other cells' own look, which must see what a
-//! job leaves.
+//! `mpsctl reconcile` with a real slurmctld: jobs that it no longer has are removed, and jobs that it
+//! has stay.
 
-use std::fs;
-
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use tests::place::send;
 use tests::slurm::{Client, Options, User};
@@ -20,9 +17,6 @@ pub const GROUP: Group = Group {
         cells![
             only_what_slurm_has_let_go_is_taken_down,
             steps_of_an_array_are_left_alone,
-            our_own_drain_is_lifted_and_no_other,
-            what_hung_is_looked_at_again_after_any_job,
-            a_process_left_behind_is_seen,
         ],
     )
 };
@@ -127,66 +121,4 @@ fn steps_of_an_array_are_left_alone(cell: &Context) -> Result<()> {
     holds(cell.ready("node1") == steps, &said)?;
     cell.root(&format!("scancel {array}"))?;
     Ok(())
-}
-
-fn our_own_drain_is_lifted_and_no_other(cell: &Context) -> Result<()> {
-    let reason = "mpsd: job 1: mps-server 691: state D after 10 s";
-    let drains = cell.bed.dir().join("mpsd/node2/drains");
-    fs::create_dir_all(&drains)?;
-    let marker = drains.join("slurm-node2");
-    let text = serde_json::json!({
-        "version": 1, "scheduler": "slurm", "node": "node2", "reason": reason, "job": "1", "gpus": [], "delivered": true,
-        "slurm_conf": cell.bed.environment(&cell.user).get("SLURM_CONF"), "when": 1,
-    });
-    for (shown, lifted) in [(reason, true), ("bad disk", false)] {
-        fs::write(&marker, text.to_string())?;
-        let words = format!("reason={shown}");
-        let drain = [
-            "scontrol",
-            "update",
-            "nodename=node2",
-            "state=drain",
-            &words,
-        ];
-        cell.bed.root(&drain)?.success()?;
-        let said = cell.root_mpsctl("undrain --node node2")?.said();
-        let state = cell.bed.node_state("node2")?;
-        let drained = state.state.contains("DRAIN");
-        ensure!(drained != lifted, "'{shown}': {said}: {state:?}");
-        ensure!(!marker.exists(), "the marker stays: {said}");
-    }
-    cell.bed.resume("node2")
-}
-
-/// Noted as by an epilogue. The process no longer exists, so the second look forgets it.
-fn what_hung_is_looked_at_again_after_any_job(cell: &Context) -> Result<()> {
-    let run = cell.bed.run_dir().join("node1");
-    let ledger = serde_json::json!({"version": 1, "suspicions": [{
-        "suspect": {"process": {"pid": i32::MAX, "start_time": 1}}, "what": "mps-server 691", "since": 0,
-        "job": NEVER, "scheduler": "slurm", "node": "node1", "uid": 1001, "prefix": "mpsd:", "gpus": [],
-    }]});
-    fs::create_dir_all(&run)?;
-    fs::write(run.join("ledger"), ledger.to_string())?;
-    fs::write(run.join("look-again"), "")?;
-    cell.run("srun -w node1 /bin/true", "")?.success()?;
-    let files = ["ledger", "look-again"].map(|name| run.join(name));
-    cell.wait("the second look", || {
-        Ok(files.iter().all(|file| !file.exists()))
-    })
-}
-
-/// A daemon that escaped its step with a cleared environment.
-fn a_process_left_behind_is_seen(cell: &Context) -> Result<()> {
-    let line = "setsid env -i /bin/sleep 31 >/dev/null 2>&1 </dev/null & exit 0";
-    cell.run("srun", line)?.success()?;
-    cell.idle()?;
-    let left = cell.bed.left_behind();
-    let mut all = cell.bed.job_processes().into_iter();
-    let sleeper = all.find(|process| process.args == ["/bin/sleep", "31"]);
-    let sleeper = sleeper.with_context(|| format!("it is not seen: {left:?}"))?;
-    holds(
-        left.iter().any(|item| item.ends_with("/bin/sleep 31")),
-        &left,
-    )?;
-    Ok(send(sleeper.pid, Signal::SIGKILL)?)
 }

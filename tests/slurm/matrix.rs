@@ -20,13 +20,20 @@ const ALL: &[Cell] = cells![
     each_binding_and_each_limit
 ];
 
-/// No PrologFlags, a list unlike the bus order, and `KEY = VALUE`.
-pub const BARE: Group = site("matrix_bare", LAUNCHES, "keep", || Options {
-    minors: vec![2, 3, 0, 1],
-    prolog_flags: String::new(),
-    blanks: true,
-    ..options("gpu:4", &[("[0-3]", "")])
-});
+/// A list unlike the bus order, `KEY = VALUE`, and no PrologFlags: the prolog runs at a node's first
+/// step, and has that step's options in its environment.
+pub const BARE: Group = Group {
+    cells: cells![
+        each_launch_and_each_of_its_steps,
+        a_first_step_that_asks_does_not_ask_for_its_job,
+    ],
+    ..site("matrix_bare", LAUNCHES, "keep", || Options {
+        minors: vec![2, 3, 0, 1],
+        prolog_flags: String::new(),
+        blanks: true,
+        ..options("gpu:4", &[("[0-3]", "")])
+    })
+};
 
 pub const DEFERRED: Group = site("matrix_deferred", ALL, "exclusive", || Options {
     word: Word::Required,
@@ -500,4 +507,21 @@ fn same(
         }
     }
     Ok(())
+}
+
+/// The next step is like its job, and another step may ask differently.
+fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()> {
+    let client = cell.client("--hold 0.1");
+    let steps = [
+        "--mps --mps-threads=30",
+        "",
+        "--mps --mps-threads=20",
+        "--mps=off",
+    ];
+    let steps = steps.map(|words| format!("srun {words} /bin/sh -c '{client}'"));
+    let records = cell.records("salloc -w site[1-2] --gres=gpu:1", &steps.join(" && "))?;
+    let under: Vec<bool> = records.iter().map(|record| record.under_mps).collect();
+    let asked = [true, true, false, false, true, true, false, false];
+    ensure!(under == asked, "under MPS: {under:?}, not {asked:?}");
+    holds(records[0].sms > records[4].sms, &records)
 }

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tests::double::mig;
 use tests::slurm::{Bed, Gpus, Options, Record, SIMULATED_MAJOR, Simulated, private_dev, stamp};
 
-use crate::failures::{comment, end_held, starts_again_soon};
-use crate::jobs::{check_bare, check_daemons, gpus, holds, records, says};
+use crate::failures::starts_again_soon;
+use crate::jobs::{check_bare, check_daemons, gpus, holds, records};
 use crate::runner::{Context, Group, cells};
 use crate::sites::no_cgroups;
 
@@ -51,7 +51,6 @@ pub const FREE: Group = Group {
             tasks_bound_by_slurm_have_the_same_devices,
             ranks_share_two_devices,
             two_kinds_of_devices_are_refused,
-            a_job_whose_device_is_gone_is_held,
         ],
     )
 };
@@ -204,25 +203,4 @@ fn two_kinds_of_devices_are_refused(cell: &Context) -> Result<()> {
         holds(whys.iter().any(|why| done.stderr.contains(why)), &done)?;
     }
     cell.check_in_service()
-}
-
-/// The GPU was divided again, so Slurm's list is old. The job is requeued, is held in the end, and
-/// says why.
-fn a_job_whose_device_is_gone_is_held(cell: &Context) -> Result<()> {
-    let gone = cell
-        .nodes
-        .change(|node| node.gpu[0].mig[0].uuid = mig(0, 9).uuid)?;
-    let gres = format!("--gres=gpu:{SMALL}:1");
-    let job = cell.submit(&format!("--mps {gres}"), "echo ran")?;
-    let held = cell.wait_shown(job, &["Reason=JobHeldUser "]);
-    // The reason is written after the job is held.
-    let told = || Ok(comment(cell, job)?.contains("failed start 2: "));
-    let outcome = held.and_then(|()| cell.wait("the reason", told));
-    let said = comment(cell, job)?;
-    drop(gone);
-    end_held(cell, job)?;
-    outcome.context(said.clone())?;
-    says(&said, &[&mig(0, 0).uuid, "divided again"])?;
-    ensure!(!cell.output(job).contains("ran"), "the script ran");
-    same(cell, &gres, 1).map(drop)
 }

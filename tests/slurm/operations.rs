@@ -16,7 +16,6 @@ pub const GROUP: Group = Group {
     ..Group::new(
         "operations",
         cells![
-            a_suspended_job_goes_on,
             a_suspended_job_can_be_cancelled,
             a_preempted_job_gets_its_mps_again,
             a_preempted_job_is_suspended_and_goes_on,
@@ -65,14 +64,6 @@ fn running(cell: &Context, words: &str, seconds: u32) -> Result<u32> {
 fn completed(cell: &Context, job: u32) -> Result<()> {
     cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
     check_daemons(&records(&cell.output(job))?, cell.user.uid, 1)
-}
-
-fn a_suspended_job_goes_on(cell: &Context) -> Result<()> {
-    let job = running(cell, "", 3)?;
-    cell.root(&format!("scontrol suspend {job}"))?;
-    cell.wait_shown(job, &["JobState=SUSPENDED "])?;
-    cell.root(&format!("scontrol resume {job}"))?;
-    completed(cell, job)
 }
 
 fn a_suspended_job_can_be_cancelled(cell: &Context) -> Result<()> {

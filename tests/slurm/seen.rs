@@ -13,7 +13,6 @@ pub const GROUP: Group = Group::new(
     "seen",
     cells![
         status_shows_the_clients_and_the_gpu_without_one,
-        the_report_names_what_was_lost,
         a_killed_client_is_named_with_its_task,
         a_lost_server_is_told_once,
         a_user_who_asks_reads_what_the_mps_was_used_for,
@@ -218,41 +217,5 @@ fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
         format!("  client {victim} (task {rank} of step 0) was ended by signal 9 (SIGKILL)\n");
     says(&text, &[&named])?;
     ensure!(text.matches("was ended by").count() == 1, "{text}");
-    Ok(())
-}
-
-fn the_report_names_what_was_lost(cell: &Context) -> Result<()> {
-    let _two = cell.nodes.change(|node| node.max_clients = 2)?;
-    // The third task starts its client when the others have theirs.
-    let client = cell.client("--busy --hold 20");
-    let line = format!("[ $SLURM_PROCID = 2 ] && sleep 3; echo pid $SLURM_PROCID $$; {client}");
-    let job = cell.start(THREE_TASKS, &line)?;
-    wait_observed(cell, "a client without a context", |seen| {
-        seen["refused"][0]["beside"] == 2
-    })?;
-    let server = kill_server(cell)?;
-    wait_observed(cell, "a lost server", |seen| {
-        !seen["servers_lost"][0].is_null()
-    })?;
-    let done = job.wait(LIMIT)?;
-    check_told_once(&done.stderr, server)?;
-    let third = done
-        .stdout
-        .lines()
-        .find_map(|line| line.strip_prefix("pid 2 "));
-    let third: i32 = third.context("no third task")?.trim().parse()?;
-    let mut told = Value::Null;
-    cell.wait("its report", || {
-        told = newest_report(cell);
-        Ok(told["said_by_user"]["servers_lost"][0]["pid"] == server)
-    })?;
-    let lost = &told["said_by_user"];
-    let right = lost["refused"][0]["pid"] == third && lost["servers_lost"][0]["clients"] == 2;
-    ensure!(right, "{third}: {told}");
-    ensure!(
-        told["as_before"] == true && told["scheduler"] == "slurm",
-        "{told}"
-    );
-    ensure!(told["ready_ms"].as_u64() > Some(0), "{told}");
     Ok(())
 }

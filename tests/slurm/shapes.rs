@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use tests::place::send;
 use tests::slurm::{Options, Record};
 
-use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records, says};
+use crate::jobs::{LIMIT, check_daemons, gpus, holds, records};
 use crate::runner::{Context, Group, cells};
 
 pub const GROUP: Group = Group {
@@ -19,13 +19,9 @@ pub const GROUP: Group = Group {
     ..Group::new(
         "shapes",
         cells![
-            two_jobs_have_a_daemon_and_a_gpu_each,
-            a_cancelled_job_leaves_nothing,
             a_batch_job_without_environment_has_its_mps,
             steps_at_once_share_their_jobs_daemons,
-            steps_that_ask_at_once_have_a_daemon_each,
             a_killed_slurmstepd_leaves_nothing,
-            the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is_told,
             the_scripts_of_the_pages_give_each_task_its_share,
         ],
     )
@@ -72,45 +68,6 @@ fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<(
     Ok(())
 }
 
-/// Two jobs of two users, and two of one user.
-fn two_jobs_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
-    let line = cell.client("--hold 1.5");
-    for users in [[&cell.user, &cell.other], [&cell.user, &cell.user]] {
-        let jobs = users
-            .map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
-        let (mut daemons, mut all) = (BTreeSet::new(), BTreeSet::new());
-        for (job, user) in jobs.into_iter().zip(users) {
-            let records = ended(job?)?;
-            holds(records.len() == 2, &records)?;
-            check_daemons(&records, user.uid, 1)?;
-            daemons.extend(records.iter().map(|record| record.daemon_pid));
-            all.extend(gpus(&records));
-        }
-        holds(daemons.len() == 2 && all.len() == 2, &(daemons, all))?;
-        cell.idle()?;
-    }
-    Ok(())
-}
-
-fn check_different_daemons(cell: &Context, records: &[Record]) -> Result<()> {
-    let [first, second] = records else {
-        bail!("two clients expected: {records:?}")
-    };
-    for record in records {
-        check_daemons(std::slice::from_ref(record), cell.user.uid, 1)?;
-    }
-    holds(first.daemon_pid != second.daemon_pid, &records)
-}
-
-/// Canceled while it runs, with a client that ignores SIGTERM.
-fn a_cancelled_job_leaves_nothing(cell: &Context) -> Result<()> {
-    let line = cell.client("--hold 60 --ignore-term");
-    let job = cell.submit("--mps --gres=gpu:1", &line)?;
-    cell.wait("the client", || Ok(cell.output(job).ends_with("}\n")))?;
-    cell.run(&format!("scancel {job}"), "")?.success()?;
-    cell.bed.wait_job(job, &["CANCELLED"], LIMIT).map(drop)
-}
-
 /// With `--export=NONE` the batch step does not get the option.
 fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
@@ -149,13 +106,6 @@ fn steps_at_once_share_their_jobs_daemons(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Their job did not ask.
-fn steps_that_ask_at_once_have_a_daemon_each(cell: &Context) -> Result<()> {
-    let step = "--mps --exact -n1 --gres=gpu:1";
-    let records = two_steps(cell, "-N1 -n2 --gres=gpu:2", step, "--hold 1")?;
-    check_different_daemons(cell, &records)
-}
-
 /// Nothing calls the step's exit callback, so the job's epilog ends the step's own daemon.
 fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 3");
@@ -184,30 +134,4 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     cell.wait("the daemon's end", || {
         Ok(nodes.iter().all(|node| node.daemons().is_empty()))
     })
-}
-
-/// The ranks' launcher sets the variables of Open MPI's mpirun.
-fn the_ranks_of_mpirun_in_a_script_have_their_own_by_exec_and_else_their_user_is_told(
-    cell: &Context,
-) -> Result<()> {
-    let launcher = "mpirun() { for rank in 0 1; do OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_LOCAL_SIZE=2 \"$@\" & \
-                    done; wait; }\n";
-    let client = cell.client("--hold 0.2");
-    let exec = format!("{} exec -- /bin/sh -c '{client}'", cell.mpsctl());
-    let words = "--mps=per-gpu --mps-threads=20:40 -N1 -n2 --gres=gpu:2";
-    let warning =
-        "its script names mpirun: the limits by local rank would be that of the first rank";
-    let (_, said) = cell.batch(words, &format!("{launcher}mpirun {exec}\n"))?;
-    let found = records(&said)?;
-    let of = |value: fn(&Record) -> String| found.iter().map(value).collect::<BTreeSet<_>>().len();
-    let spread = [
-        of(|record| format!("{:?}", record.uuids)),
-        of(|record| format!("{:?}", record.sms)),
-    ];
-    holds(spread == [2, 2] && found.len() == 2, &found)?;
-    let (_, said) = cell.batch(words, &format!("{launcher}mpirun /bin/sh -c '{client}'\n"))?;
-    says(&said, &[warning, "mpirun -n N mpsctl exec -- PROGRAM"])?;
-    // The script's own number is no rank.
-    let (_, said) = cell.batch(words, &format!("{exec} || true\n"))?;
-    says(&said, &["this process has no local rank"])
 }

@@ -26,14 +26,9 @@ pub const GROUP: Group = Group {
         cells![
             the_last_to_leave_ends_it,
             another_user_and_who_asks_have_their_own,
-            limits_are_each_jobs_own,
-            what_the_daemon_has_for_all_is_refused,
             a_step_with_its_own_request_joins,
             a_step_has_its_shards_of_the_memory_whatever_its_variables_say,
-            an_array_shares_a_daemon_on_each_gpu,
-            a_member_that_runs_again_joins_again,
             a_member_that_is_killed_takes_nothing_with_it,
-            a_daemon_that_its_user_killed_is_begun_again,
         ],
     )
 };
@@ -56,7 +51,6 @@ pub const CGROUPS: Group = Group {
     ..Group::new(
         "shared_cgroups",
         cells![
-            a_fatal_error_of_another_job_is_told_with_its_job_and_client,
             a_client_without_its_variable_has_the_memory_of_its_job,
             a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps,
         ],
@@ -94,16 +88,6 @@ fn name_cgroups_by_sluid(bed: &mut Bed) -> Result<()> {
     ];
     Ok(())
 }
-
-pub const MPS: Group = Group {
-    options: || Options {
-        gres_types: vec!["mps".into()],
-        gres_count: 100,
-        ..shards()
-    },
-    prepare: |bed| fast(bed, ""),
-    ..Group::new("shared_mps", cells![a_percentage_is_the_jobs_part])
-};
 
 /// Two GPUs of four shards on one node, for jobs with shards and with whole GPUs.
 pub const BURST: Group = Group {
@@ -225,11 +209,21 @@ fn shared(cell: &Context) -> usize {
 }
 
 /// The daemon stays for the jobs that are left, no matter which job began it, and ends with the
-/// last.
+/// last. Each job has its own limits: of 143,771 MiB, and of twice the job's part of the
+/// multiprocessors.
 fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
+    let limited = format!("{ONE} --mps-threads=50 --mps-mem=2G");
+    let half = "--mps -w node1 --gres=shard:2 --mps-threads=auto --mps-mem=auto";
+    let has = |member: &Member, sms, memory_mib| {
+        let record = member.record()?;
+        let right = (record.sms, record.memory_limit_mib) == (Some(sms), memory_mib);
+        holds(right, &record)
+    };
     for seconds in [["3", "60"], ["60", "3"]] {
-        let [first, second] = seconds.map(|seconds| Member::of(cell, seconds));
-        let (first, second) = (first?, second?);
+        let first = Member::start(cell, &cell.user, &limited, seconds[0])?;
+        let second = Member::of(cell, seconds[1])?;
+        has(&first, 66, Some(2048))?;
+        has(&second, 132, None)?;
         let daemon = first.daemon()?;
         holds(
             second.daemon()? == daemon && shared(cell) == 1,
@@ -240,7 +234,8 @@ fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
             _ => (second, first),
         };
         earlier.end(cell.user.uid)?;
-        let third = Member::of(cell, "0.1")?;
+        let third = Member::start(cell, &cell.user, half, "0.1")?;
+        has(&third, 132, Some(71_885))?;
         holds(third.daemon()? == daemon, &third.record()?)?;
         third.end(cell.user.uid)?;
         later.cancel(cell)?;
@@ -263,46 +258,6 @@ fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
     let daemons: BTreeSet<_> = all.iter().map(Member::daemon).collect::<Result<_>>()?;
     holds(daemons.len() == 3 && shared(cell) == 2, &daemons)?;
     all.into_iter().try_for_each(|member| member.cancel(cell))
-}
-
-fn limits_are_each_jobs_own(cell: &Context) -> Result<()> {
-    let first = Member::start(
-        cell,
-        &cell.user,
-        &format!("{ONE} --mps-threads=50 --mps-mem=2G"),
-        "2",
-    )?;
-    let second = Member::of(cell, "2")?;
-    let auto = format!(
-        "{} --mps-threads=auto --mps-mem=auto",
-        ONE.replace("shard:1", "shard:2")
-    );
-    let third = Member::start(cell, &cell.user, &auto, "1")?;
-    let of = |member: &Member| member.record().map(|is| (is.sms, is.memory_limit_mib));
-    let found = (of(&first)?, of(&second)?, of(&third)?);
-    // Half of the GPU's 143,771 MiB, and twice half of its multiprocessors.
-    let right = (
-        (Some(66), Some(2048)),
-        (Some(132), None),
-        (Some(132), Some(71_885)),
-    );
-    holds(found == right, &found)?;
-    for member in [first, second, third] {
-        member.end(cell.user.uid)?;
-    }
-    let ranks = cell.clients(&format!("{ONE} -n2 --mps-threads=30:70"), "--hold 0.1")?;
-    let sms: Vec<_> = ranks.iter().map(|record| record.sms).collect();
-    holds(sms == [Some(38), Some(92)], &sms)
-}
-
-fn what_the_daemon_has_for_all_is_refused(cell: &Context) -> Result<()> {
-    for words in ["--mps=per-gpu", "--mps --mps-priority=below-normal"] {
-        cell.check_refused(
-            &format!("srun {words} -w node1 --gres=shard:1"),
-            &["--mps=own"],
-        )?;
-    }
-    Ok(())
 }
 
 /// The job did not ask. Its step shares the MPS with the other jobs.
@@ -334,36 +289,6 @@ fn a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps(cell: &Context) -
     check_daemons(&all, cell.user.uid, 1)
 }
 
-fn an_array_shares_a_daemon_on_each_gpu(cell: &Context) -> Result<()> {
-    let words = "--array=1-16 --mps --gres=shard:1 --output=array.out --open-mode=append";
-    cell.submit(words, &cell.client("--hold 0.5"))?;
-    cell.idle()?;
-    let all = records(&std::fs::read_to_string(
-        cell.bed.home(&cell.user).join("array.out"),
-    )?)?;
-    let daemons: BTreeSet<_> = all.iter().map(|record| record.daemon_pid).collect();
-    holds(
-        all.iter()
-            .all(|record| record.under_mps && record.error.is_none()),
-        &all,
-    )?;
-    holds(all.len() == 16 && daemons.len() <= 8, &daemons)
-}
-
-fn a_member_that_runs_again_joins_again(cell: &Context) -> Result<()> {
-    let member = Member::of(cell, "60")?;
-    let words = "--mps --requeue -w node1 --gres=shard:1";
-    let job = cell.submit(words, &cell.client("--hold 1"))?;
-    cell.wait_ready(2)?;
-    cell.root(&format!("scontrol requeue {job}"))?;
-    cell.wait_shown(job, &["Restarts=1 "])?;
-    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
-    let all = records(&cell.output(job))?;
-    let daemon = member.daemon()?;
-    holds(all.iter().all(|record| record.daemon_pid == daemon), &all)?;
-    member.cancel(cell)
-}
-
 /// One is canceled. The other's slurmstepd is killed, which Slurm itself does not notice.
 fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
@@ -383,54 +308,6 @@ fn a_member_that_is_killed_takes_nothing_with_it(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// The job's clients end. The node and the next job work.
-fn a_daemon_that_its_user_killed_is_begun_again(cell: &Context) -> Result<()> {
-    let member = Member::of(cell, "60")?;
-    let record = member.record()?;
-    // The server first, because it ends with its daemon.
-    for pid in [record.server_pid, record.daemon_pid].into_iter().flatten() {
-        let end = format!("/bin/kill -KILL {pid}");
-        cell.start_as(&cell.user, &end, "", &[])?
-            .wait(LIMIT)?
-            .success()?;
-    }
-    let told = member.client.wait(LIMIT)?.fails()?;
-    says(&told.said(), &["cudaErrorMpsRpcFailure"])?;
-    check_daemons(&cell.clients(ONE, "--hold 0.1")?, cell.user.uid, 1)?;
-    cell.check_in_service()
-}
-
-/// The output of a job that it ended has it. A later job reads nothing of it.
-fn a_fatal_error_of_another_job_is_told_with_its_job_and_client(cell: &Context) -> Result<()> {
-    let member = Member::of(cell, "60")?;
-    let line = cell.client("--fault --hold 0.5");
-    let culprit = cell.start_as(
-        &cell.user,
-        &format!("srun {ONE} --job-name=culprit"),
-        &line,
-        &[],
-    )?;
-    let told = culprit.wait(LIMIT)?.fails()?;
-    let record = records(&told.said())?.remove(0);
-    let job = member.job.clone();
-    let said = member.client.wait(LIMIT)?.fails()?.said();
-    let words = format!("by client {} of job ", record.pid);
-    says(
-        &said,
-        &["its mpsd says: ", &words, "the vendor's log says: "],
-    )?;
-    let other = said
-        .split(&words)
-        .nth(1)
-        .and_then(|rest| rest.split(':').next());
-    holds(other.is_some_and(|other| other != job), &said)?;
-    // The server works again after all those clients have ended.
-    let line = cell.client("--alloc 1000000");
-    let later = cell.start_as(&cell.user, &format!("srun {ONE}"), &line, &[])?;
-    let said = later.wait(LIMIT)?.fails()?.said();
-    holds(!said.contains(&words), &said)
-}
-
 fn a_client_without_its_variable_has_the_memory_of_its_job(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "60")?;
     let line = cell.client("--alloc 4096 --busy --hold 60");
@@ -448,7 +325,7 @@ fn a_client_without_its_variable_has_the_memory_of_its_job(cell: &Context) -> Re
     member.cancel(cell)
 }
 
-fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
+pub fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
     let line = "--mps -w node1 --gres=mps:25 --mps-mem=auto";
     let member = Member::start(cell, &cell.user, line, "2")?;
     let second = Member::start(cell, &cell.user, line, "0.1")?;

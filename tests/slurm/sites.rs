@@ -1,25 +1,12 @@
-//! Differently configured sites: private /tmp, no PrologFlags.
+//! A site with a private /tmp, and what a machine lacks for a group.
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use tests::slurm::{Options, Simulated, stamp};
 
-use crate::jobs::{check_daemons, holds};
+use crate::jobs::check_daemons;
 use crate::runner::{Context, Group, cells};
-
-/// Slurm's default: the prolog runs at a node's first step, and has that step's options in its
-/// environment.
-pub const NO_FLAGS: Group = Group {
-    options: || Options {
-        prolog_flags: String::new(),
-        ..Options::default()
-    },
-    ..Group::new(
-        "no_flags",
-        cells![a_first_step_that_asks_does_not_ask_for_its_job],
-    )
-};
 
 /// `job_container/tmpfs` gives each job its own /tmp and /dev/shm.
 pub const CONTAINER: Group = Group {
@@ -66,23 +53,6 @@ pub fn no_cgroups(names: &[&str]) -> Option<String> {
     let list = missing.join("' and '");
     (!missing.is_empty())
         .then(|| format!("this machine has no cgroup {version} controller '{list}'"))
-}
-
-/// The next step is like its job, and another step may ask differently.
-fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()> {
-    let client = cell.client("--hold 0.1");
-    let steps = [
-        "--mps --mps-threads=30",
-        "",
-        "--mps --mps-threads=20",
-        "--mps=off",
-    ];
-    let steps = steps.map(|words| format!("srun {words} /bin/sh -c '{client}'"));
-    let records = cell.records("salloc -N2 --gres=gpu:1", &steps.join(" && "))?;
-    let under: Vec<bool> = records.iter().map(|record| record.under_mps).collect();
-    let asked = [true, true, false, false, true, true, false, false];
-    ensure!(under == asked, "under MPS: {under:?}, not {asked:?}");
-    holds(records[0].sms > records[4].sms, &records)
 }
 
 /// The job's mount namespace is older than the step's daemon.

@@ -1,47 +1,21 @@
-//! Steps unlike their job: with other limits, without its GPUs, after its daemon's end, killed for
-//! their memory.
-
-use std::time::Duration;
+//! Steps unlike their job: with other limits, without its GPUs, after its daemon's end.
 
 use anyhow::{Result, ensure};
-use tests::child::Ran;
 use tests::slurm::{Options, Record};
 
-use crate::jobs::{LIMIT, ONE_GPU, check_bare, check_daemons, holds, records, says};
+use crate::jobs::{ONE_GPU, check_bare, check_daemons, holds, records};
 use crate::runner::{Context, Group, cells};
-use crate::sites::{no_cgroups, older_than};
+use crate::sites::older_than;
 
 pub const GROUP: Group = Group::new(
     "steps",
     cells![
-        a_step_cannot_raise_them,
-        a_component_that_did_not_ask_has_nothing,
         a_step_without_gpus_has_nothing,
         a_submission_in_a_job_inherits_nothing,
         a_step_after_its_control_daemons_end_does_not_run,
         a_step_beside_a_control_daemon_that_has_ended_runs,
-        a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu,
     ],
 );
-
-/// Steps that take more memory than they asked for: the kernel kills.
-pub const MEMORY_CGROUP: Group = Group {
-    options: || {
-        let mut options = Options::default().with_cgroups(&["ConstrainRAMSpace=yes"]);
-        options
-            .slurm_lines
-            .push("SelectTypeParameters=CR_Core_Memory".into());
-        options
-    },
-    needs: || no_cgroups(&["memory", "freezer"]),
-    ..Group::new(
-        "memory_cgroup",
-        cells![
-            a_job_killed_for_memory_is_told,
-            a_step_killed_for_memory_is_told
-        ],
-    )
-};
 
 /// Steps that srun only submits (`--async`): the job's own stepmgr starts them.
 pub const ASYNC: Group = Group {
@@ -86,32 +60,7 @@ fn a_submitted_step_has_what_it_or_its_job_asked_for(cell: &Context) -> Result<(
     Ok(())
 }
 
-fn step(words: &str) -> String {
-    format!("salloc --mps --mps-threads=50 --mps-mem=4G -n2 --gres=gpu:1 srun {words}")
-}
-
-fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
-    let flag = "--mps-threads=80";
-    let done = cell.check_refused(&step(flag), &[])?.exits(1)?;
-    let mut ours = done.stderr.lines().filter(|line| line.contains("mps: "));
-    let right = |line: &str| line.contains(flag) && line.contains("allowed: ");
-    holds(ours.next().is_some_and(right) && ours.all(right), &done)
-}
-
-/// The script of a het job passes the flags of its own component, the first, to its sruns on the
-/// others.
-fn a_component_that_did_not_ask_has_nothing(cell: &Context) -> Result<()> {
-    let flags = "--mps --mps-report=off -N1 --gres=gpu:1 : --mps=off -N1 --gres=gpu:1";
-    let look = "env | grep ^MPSD; echo looked";
-    let (_, said) = cell.batch(
-        flags,
-        &format!("srun --het-group=1 -n1 /bin/sh -c '{look}'"),
-    )?;
-    ensure!(said == "looked\n", "it runs as it would without us: {said}");
-    Ok(())
-}
-
-/// Under sbatch the step would inherit the script's variables. Under salloc there are none.
+/// The step would inherit the script's variables.
 fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
     let look = "env | grep -E \"^CUDA|^MPSD\"; echo looked";
     let script = format!("srun --gres=none /bin/sh -c '{look}'; srun --gpus=0 /bin/sh -c '{look}'");
@@ -122,18 +71,13 @@ fn a_step_without_gpus_has_nothing(cell: &Context) -> Result<()> {
         |line: &&str| line.starts_with("srun: Job ") || line.starts_with("srun: Step created ");
     let others: Vec<&str> = said.lines().filter(|line| !waits(line)).collect();
     ensure!(others == ["looked"; 2], "{said}");
-    let done = cell
-        .run("salloc --mps --gres=gpu:1 srun --gres=none", look)?
-        .success()?;
-    holds(done.stdout == "looked\n", &done)?;
     // The job has all GPUs of its node.
     let done = cell.run("srun --exclusive --mps", look)?.success()?;
     let is_told = done.stderr.contains("so it runs without MPS");
     holds(done.stdout == "looked\n" && is_told, &done)
 }
 
-/// Every way to submit from a script, an allocation's shell and a step's shell: the new job does
-/// not ask for MPS. The outer job's steps have it.
+/// Every way to submit from a script: the new job does not ask for MPS. The script's steps have it.
 fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let (next, out) = (home.join("next.sh"), home.join("next.out"));
@@ -154,45 +98,26 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
         format!("salloc --quiet {shape} srun {next}"),
         format!("env -u SLURM_JOB_ID -u SLURM_JOBID srun --quiet {shape} {next}"),
     ];
-    for outer in ["sbatch", "salloc", "srun"] {
-        let own = if outer == "srun" {
-            String::new()
-        } else {
-            format!("echo own; srun {next}")
-        };
-        let script = format!("{}\n{own}", inner.join("\n"));
-        let flags = format!("{ONE_GPU} --mps-threads=50");
-        let said = match outer {
-            "sbatch" => cell.batch(&flags, &script)?.1,
-            _ => cell
-                .run(&format!("{outer} {flags}"), &script)?
-                .success()?
-                .said(),
-        };
-        let (others, own) = said.split_once("own\n").unwrap_or((&said, ""));
-        let found = records(others)?;
-        let bare = found
-            .iter()
-            .all(|record| !record.under_mps && record.node == "node2");
-        ensure!(bare && found.len() == inner.len(), "{outer}: {said}");
-        for name in variables.split('|') {
-            ensure!(
-                !others.contains(&format!("{name}_")),
-                "{outer}: {name}: {said}"
-            );
-        }
-        if outer != "srun" {
-            let own = records(own)?;
-            check_daemons(&own, cell.user.uid, 1)?;
-            ensure!(own[0].sms == Some(66), "{outer}: half of it: {own:?}");
-        }
+    let script = format!("{}\necho own; srun {next}", inner.join("\n"));
+    let (_, said) = cell.batch(&format!("{ONE_GPU} --mps-threads=50"), &script)?;
+    let (others, own) = said.split_once("own\n").unwrap_or((&said, ""));
+    let found = records(others)?;
+    let bare = found
+        .iter()
+        .all(|record| !record.under_mps && record.node == "node2");
+    ensure!(bare && found.len() == inner.len(), "{said}");
+    for name in variables.split('|') {
+        ensure!(!others.contains(&format!("{name}_")), "{name}: {said}");
     }
+    let own = records(own)?;
+    check_daemons(&own, cell.user.uid, 1)?;
+    ensure!(own[0].sms == Some(66), "half of it: {own:?}");
     Ok(())
 }
 
 /// As its user, ends the control daemon of the surrounding job, and waits until its socket does not
 /// answer.
-pub const END_DAEMON: &str =
+const END_DAEMON: &str =
     "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
 
 /// Exactly one step, or task, of these did not run; none ran outside its job's MPS.
@@ -213,16 +138,6 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
         "{said}"
     );
     check_not_outside(&said)?;
-    // The step of a shell in the same state, and after the vendor's own command for an end.
-    let quit = format!(
-        "echo quit | {}; sleep 1",
-        cell.nodes.node("node1")?.control().display()
-    );
-    let steps = [&client, &quit, &client].map(|line| format!("srun -n1 /bin/sh -c '{line}'"));
-    let done = cell
-        .run(&format!("salloc {ONE_GPU}"), &steps.join("\n"))?
-        .fails()?;
-    check_not_outside(&done.said())?;
     // A script that starts its program itself is told, even if it ends well.
     let (_, said) = cell.batch(ONE_GPU, &format!("{END_DAEMON}\necho on"))?;
     let told = said.matches("its mpsd says: control daemon ").count();
@@ -242,62 +157,4 @@ fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<
     ensure!(!done.stdout.contains("silent"), "{done:?}");
     check_not_outside(&done.said())?;
     holds(records(&done.stdout)?.len() == 1, &done)
-}
-
-fn a_program_without_the_variables_gets_no_context_on_an_exclusive_gpu(
-    cell: &Context,
-) -> Result<()> {
-    let bare = cell.client("").replacen("exec", "exec env -i", 1);
-    let done = cell.run(&format!("srun {ONE_GPU}"), &bare)?.exits(3)?;
-    says(&done.said(), &["cudaErrorDevicesUnavailable"])
-}
-
-/// Starts a client of the job's MPS. After its record, starts a program that fills 400 MiB of
-/// memory until it is killed or its reader has read all.
-fn glutton(cell: &Context) -> String {
-    format!(
-        "r=$(mktemp); ({}) >$r & i=0; until [ -s $r ] || [ $i -gt 150 ]; do sleep 0.1; i=$((i+1)); done; \
-         cat $r; rm $r; head -c 400M /dev/zero | tail | (read -r all && echo survived); exit 9",
-        cell.client("--hold 20")
-    )
-}
-
-/// Checks that Slurm or the kernel killed a task for its memory, and that its client was under MPS.
-fn check_killed(done: &Ran) -> Result<()> {
-    // The second is Slurm 22.05's, the third 26.05's.
-    let told = ["exceeded memory limit", "oom-kill event", "oom_kill event"];
-    holds(told.iter().any(|words| done.stderr.contains(words)), done)?;
-    holds(!done.stdout.contains("survived"), done)?;
-    let records = records(&done.said())?;
-    holds(records.iter().all(|record| record.under_mps), &records)
-}
-
-fn a_job_killed_for_memory_is_told(cell: &Context) -> Result<()> {
-    let command = "srun --mps --mem=60M --gres=gpu:1";
-    check_killed(&cell.run(command, &glutton(cell))?.fails()?)
-}
-
-/// The step's own daemon ends with it. The allocation stays, and its next step runs.
-fn a_step_killed_for_memory_is_told(cell: &Context) -> Result<()> {
-    let mark = cell.bed.home(&cell.user).join("go-on");
-    let shell = format!(
-        "srun --mps --mem=60M --gres=gpu:1 /bin/sh -c '{}'; until [ -e {} ]; do sleep 0.1; done; srun /bin/echo next",
-        glutton(cell),
-        mark.display()
-    );
-    let job = cell.start("salloc -N1 --mem=500M --gres=gpu:1", &shell)?;
-    let nodes = &cell.nodes.nodes;
-    let daemons = || nodes.iter().map(|node| node.daemons().len()).sum::<usize>();
-    cell.wait("the step's daemon", || Ok(daemons() > 0))?;
-    let limit = Duration::from_secs(20);
-    let gone = cell
-        .bed
-        .wait_until("its end under a living job", limit, || Ok(daemons() == 0));
-    std::fs::write(&mark, "")?;
-    let done = job.wait(LIMIT);
-    std::fs::remove_file(&mark)?;
-    let done = done?.success()?;
-    gone?;
-    says(&done.stdout, &["next\n"])?;
-    check_killed(&done)
 }

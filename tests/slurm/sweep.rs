@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::double::look::Process;
 use tests::slurm::Record;
 
 use crate::jobs::{gpus, holds};
@@ -18,7 +16,6 @@ pub const GROUP: Group = Group {
         "sweep",
         cells![
             a_sweep_runs_clients_on_the_steps_gpus,
-            a_cancelled_sweep_leaves_nothing,
             a_pack_on_two_nodes_runs_each_command_once
         ],
     )
@@ -61,36 +58,6 @@ fn a_sweep_runs_clients_on_the_steps_gpus(cell: &Context) -> Result<()> {
         )?;
     }
     Ok(())
-}
-
-/// A copy of the script ignores SIGTERM, and a part of it has left its session.
-fn a_cancelled_sweep_leaves_nothing(cell: &Context) -> Result<()> {
-    let script = "trap \"\" TERM; setsid sleep 600 & sleep 600";
-    let line = line(cell, "--clients 2 --only-mps", script);
-    let job = cell.start("srun --mps -N1 -n1 --gres=gpu:1", &line)?;
-    // Slurm's extern step sleeps too.
-    let copies = || {
-        let all = cell.bed.job_processes();
-        let is_shell = |pid| {
-            all.iter()
-                .any(|process| process.pid == pid && process.name == "sh")
-        };
-        let of_copy = |process: &&Process| process.name == "sleep" && is_shell(process.parent);
-        all.iter().filter(of_copy).count()
-    };
-    cell.wait(
-        "four sleeping processes of two copies",
-        || Ok(copies() == 4),
-    )?;
-    job.signal(Signal::SIGTERM)?;
-    job.wait(LIMIT)?.fails()?;
-    cell.wait("no sleeping process", || {
-        let names = ["sleep", "sh", "mpsctl"];
-        let all = cell.bed.job_processes();
-        Ok(!all
-            .iter()
-            .any(|process| names.contains(&process.name.as_str())))
-    })
 }
 
 /// Each node takes its part by its number in the step. In the batch script, whose environment names

@@ -250,16 +250,6 @@ fn apt_installs_the_packages_on_a_node_with_cgroup_v2_alone_and_a_job_has_its_mp
     });
 }
 
-#[test]
-fn a_job_that_did_not_ask_is_as_without_us() {
-    on_site(|site| {
-        let record = site.client("--gres=gpu:1");
-        assert!(!record.under_mps && record.error.is_none(), "{record:?}");
-        let names = srun("--gres=gpu:1", "env | grep -E '^(CUDA_MPS|MPSD)' || true");
-        assert_eq!(names.success().expect("a job").stdout, "");
-    });
-}
-
 /// Slurm's task is in the job's cgroup and reaches its own GPU alone, by eBPF. Its daemons are in a
 /// cgroup of ours, and are shown that GPU alone.
 #[test]
@@ -305,6 +295,14 @@ fn a_job_that_the_kernel_ends_for_its_memory_is_told_and_leaves_nothing() {
         let ran = ran.fails().expect("a job without memory");
         assert!(ran.stderr.contains("oom-kill"), "{}", ran.story());
         assert!(!ran.stdout.contains("survived"), "{}", ran.story());
+        // A step with an MPS of its own. The allocation stays, and its next step runs.
+        let steps = format!("srun --mps --mem=60M /bin/sh -c '{line}'; srun /bin/echo next");
+        let mut salloc = user("salloc --mem=500M --gres=gpu:1", &steps);
+        let ran = child::run(&mut salloc, "", LIMIT).expect("salloc");
+        let ran = ran.success().expect("an allocation");
+        assert!(ran.stderr.contains("oom-kill"), "{}", ran.story());
+        let is_told = ran.stdout.ends_with("next\n") && !ran.stdout.contains("survived");
+        assert!(is_told, "{}", ran.story());
     });
 }
 
@@ -325,16 +323,5 @@ fn restarts_of_slurmd_and_of_our_home_take_no_mps_from_a_job() {
             cgroup_of(pid)
         );
         job.cancel();
-    });
-}
-
-#[test]
-fn root_tells_the_journal_of_each_start() {
-    on_site(|site| {
-        let record = site.client("--gres=gpu:1 --mps");
-        let job = record.job.expect("a job");
-        let words = format!("job {job}: MPS ready for user '{USER}'");
-        let journal = said("journalctl --no-pager --output=cat");
-        assert!(journal.contains(&words), "{words}");
     });
 }

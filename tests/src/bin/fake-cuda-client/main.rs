@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use nix::sys::signal::{SigHandler, Signal, signal};
 use tests::double::node::{MIB, Node};
 use tests::double::wire::CudaError;
 
@@ -47,9 +46,6 @@ pub struct Options {
     /// Append the record to this file as well as writing it to standard output
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Ignore SIGTERM
-    #[arg(long)]
-    ignore_term: bool,
     /// The record is always JSON
     #[arg(long)]
     json: bool,
@@ -62,10 +58,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    if options.ignore_term {
-        // SAFETY: no handler is installed, only a disposition.
-        let _ = unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) };
-    }
     match Node::open(&options.node) {
         Ok(node) => run(&node, &options),
         Err(why) => {
