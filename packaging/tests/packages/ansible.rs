@@ -267,6 +267,8 @@ fn the_ansible_role_enables_a_configless_node() {
         });
         let (changed, told) = control.changes(&variables);
         assert!(changed >= 3, "{told}");
+        assert_ne!(started(&cluster), before, "slurmd did not restart");
+        cluster.idle();
         let check = cluster.run("mpsctl slurm check");
         for words in [
             "'/run/slurm/conf/slurm.conf'",
@@ -274,8 +276,6 @@ fn the_ansible_role_enables_a_configless_node() {
         ] {
             assert!(check.contains(words), "{check}");
         }
-        assert_ne!(started(&cluster), before, "slurmd did not restart");
-        cluster.idle();
         let records = cluster.clients(&["--gres=gpu:1", "--mps"]);
         assert!(records.iter().all(|record| record.under_mps), "{records:?}");
         control.changes_nothing(&variables);
