@@ -13,22 +13,29 @@ fn cluster() -> Cluster {
 /// node later.
 #[test]
 fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
-    for (here, gpus, place, is_served) in [
-        (2, &[0, 1][..], "pack", true),
-        (2, &[0, 1][..], "free:exclhost", true),
-        (2, &[0][..], "free:excl", true),
-        (1, &[0][..], "pack", true),
-        (2, &[0][..], "pack", false),
+    for (here, gpus, place, state, is_served) in [
+        (2, &[0, 1][..], "pack", "", true),
+        (2, &[0, 1][..], "free:exclhost", "", true),
+        (2, &[0][..], "free:excl", "", true),
+        (1, &[0][..], "pack", "", true),
+        (2, &[0][..], "pack", "", false),
+        // By a vnode's `sharing` or a reservation, which only the server knows.
+        (2, &[0][..], "free", "job-exclusive", true),
+        (2, &[0][..], "free", "resv-exclusive", true),
+        (2, &[0][..], "free", "job-busy", false),
     ] {
         let few = |builder: Builder| builder.gpus(here, "NVIDIA H200").fast();
         let mut c = Cluster::with(Product::OpenPbs, &["nodea"], few, "");
+        if !state.is_empty() {
+            c.serve("nodes/nodea", &format!("{state}\n"));
+        }
         let job = c.job("MPS=true,MPS_THREADS=50").on(&[gpus]).stock(place);
         if is_served {
             begins(&mut c, &job);
             let modes = c.gpus[0].modes();
             assert!(
                 modes.iter().all(|found| found == "default"),
-                "{place} {modes:?}"
+                "{place} {state} {modes:?}"
             );
             attached(&client(&mut c, &job), &job, "nodea", 66, None);
         } else {
@@ -62,26 +69,4 @@ fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
     begins(&mut c, &job);
     attached(&client(&mut c, &job), &job, "nodea", 132, None);
     ends(&mut c, &job);
-}
-
-/// A vnode's `sharing` and a reservation place a job alone without a word in its request. Only the
-/// server knows.
-#[test]
-fn a_node_that_the_server_gives_to_one_job_needs_no_word() {
-    for (state, is_served) in [
-        ("job-exclusive", true),
-        ("resv-exclusive", true),
-        ("job-busy", false),
-    ] {
-        let mut c = cluster();
-        c.serve("nodes/nodea", &format!("{state}\n"));
-        let job = c.job("MPS=true").stock("free");
-        if is_served {
-            begins(&mut c, &job);
-            attached(&client(&mut c, &job), &job, "nodea", 132, None);
-        } else {
-            says(&is_refused(&mut c, &job), &["the node alone"]);
-        }
-        ends(&mut c, &job);
-    }
 }

@@ -15,7 +15,6 @@ pub const GROUP: Group = Group {
         "no_room",
         cells![
             srun_reads_what_ran_out,
-            a_step_reads_what_ran_out,
             sbatch_reads_what_ran_out,
             a_script_without_its_environment_does_not_run,
             salloc_reads_what_ran_out,
@@ -41,21 +40,18 @@ fn with_few_inodes(cell: &Context, attempt: impl Fn() -> Result<()>) -> Result<(
     cell.check_in_service()
 }
 
-fn check_told(cell: &Context, command: &str) -> Result<()> {
-    let done = cell.run(command, "")?.fails()?;
-    holds(!done.stdout.contains("ran\n"), &done)?;
-    says(&done.stderr, &[WORDS])
-}
-
+/// Of a job, and of a step that asks alone.
 fn srun_reads_what_ran_out(cell: &Context) -> Result<()> {
-    let command = format!("srun {ONE_GPU} /bin/echo ran");
-    with_few_inodes(cell, || check_told(cell, &command))?;
+    let job = format!("srun {ONE_GPU} /bin/echo ran");
+    let step = "salloc -w node1 --gres=gpu:1 srun --mps /bin/echo ran";
+    for command in [&job, step] {
+        with_few_inodes(cell, || {
+            let done = cell.run(command, "")?.fails()?;
+            holds(!done.stdout.contains("ran\n"), &done)?;
+            says(&done.stderr, &[WORDS])
+        })?;
+    }
     cell.check_node1_serves()
-}
-
-fn a_step_reads_what_ran_out(cell: &Context) -> Result<()> {
-    let command = "salloc -w node1 --gres=gpu:1 srun --mps /bin/echo ran";
-    with_few_inodes(cell, || check_told(cell, command))
 }
 
 /// The output and the comment of a script that must not run. It ends, or is requeued.
