@@ -150,11 +150,6 @@ fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
             assert_eq!(c.told(&job), "", "{account} {queue}");
             ends(c, &job);
         }
-        let root = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
-        let root = root.of(("root", 0));
-        begins(c, &root);
-        assert_eq!(c.told(&root), "");
-        ends(c, &root);
     });
 }
 
@@ -231,5 +226,59 @@ fn a_script_or_hook_with_other_queues_is_told() {
         c.nodes[0].sh("mpsctl pbs install");
         let after = c.nodes[0].try_sh("mpsctl pbs check").1;
         assert!(!after.contains(told), "{after}");
+    });
+}
+
+/// Under Torque nothing confines a job to its GPUs, and a prologue has the script before the job
+/// begins.
+#[test]
+fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
+    on_both(CONFIG, |c| {
+        let own = "nvidia-cuda-mps-control -d\nmpirun -n 4 ./prog\n";
+        for (script, why) in [
+            (own, "names nvidia-cuda-mps"),
+            (
+                "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec ./prog\n",
+                "CONNECTIONS",
+            ),
+            (
+                "for i in $(seq 56); do ./prog & done; wait\n",
+                "names no mpirun",
+            ),
+        ] {
+            let job = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
+            let job = job.with_script(script);
+            begins(c, &job);
+            bare(&client(c, &job));
+            bare(&task_client(c, &job, 0, ""));
+            assert_eq!(c.told(&job), "", "{script}");
+            let status = c.nodes[0].sh_exits(1, &format!("mpsctl status {}", job.id));
+            says(&status, &["auto: no MPS, because", why]);
+            ends(c, &job);
+        }
+        let root = c
+            .job("")
+            .on(&[&[0, 1]])
+            .tasks(4)
+            .in_queue("gpus")
+            .of(("root", 0));
+        begins(c, &root);
+        assert_eq!(c.told(&root), "");
+        ends(c, &root);
+    });
+}
+
+#[test]
+fn a_job_of_the_queue_whose_daemon_has_ended_or_whose_user_has_a_directory_runs() {
+    on_both(CONFIG, |c| {
+        let job = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
+        begins(c, &job);
+        let pid = "$(cat /run/mpsd/jobs/*/pipe/nvidia-cuda-mps-control.pid)";
+        c.nodes[0].sh(&format!(
+            "kill -9 {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.05; done"
+        ));
+        bare(&client(c, &job));
+        assert_eq!(c.told(&job), "");
+        ends(c, &job);
     });
 }
