@@ -5,9 +5,8 @@ use super::call::{CallOptions, Input, Location, Program, Submission};
 use super::devices::Devices;
 use super::host::{Answer, Host};
 use super::{devices, read};
+use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
-use mpsd_core::gpu::Mig;
-use mpsd_core::{Gpu, GpuUuid};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,14 +17,9 @@ use std::time::Duration;
 /// GPU `index` of the bus, with the UUID `GPU-0000000INDEX`.
 pub fn gpu(index: u32, minor: u32) -> Gpu {
     Gpu {
-        index,
-        uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
         name: "NVIDIA H200".to_owned(),
-        memory_mib: Some(143_771),
-        mig: Mig::Off,
-        capability: (9, 0),
         minor: Some(minor),
-        cpus: None,
+        ..mpsd_core::testing::gpu(index, 143_771)
     }
 }
 

@@ -247,8 +247,8 @@ fn room(facts: &Facts<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GpuUuid;
     use crate::observations::{DaemonLost, Refused};
+    use crate::testing::record_gpu;
     use crate::usage::Usage;
 
     struct Job {
@@ -256,17 +256,6 @@ mod tests {
         daemons: Vec<Daemon>,
         takes_turns: bool,
         seen: Observations,
-    }
-
-    fn gpu(index: u32) -> RecordGpu {
-        let uuid = GpuUuid::parse(&format!("GPU-{index:08}")).unwrap();
-        let (cpus, memory_mib) = (None, None);
-        RecordGpu {
-            index,
-            uuid,
-            cpus,
-            memory_mib,
-        }
     }
 
     fn advise(job: &Job) -> Option<Advice> {
@@ -282,7 +271,7 @@ mod tests {
     /// MiB; with these changes.
     fn job(changes: &str) -> Job {
         let mut job = Job {
-            gpus: vec![gpu(0)],
+            gpus: vec![record_gpu(0)],
             daemons: vec![Daemon::default()],
             takes_turns: false,
             seen: Observations::default(),
@@ -408,8 +397,8 @@ sm=12 each=10000 > room > 12 % busy with 4 clients: try 7, or";
     #[test]
     fn of_several_gpus_the_one_is_named() {
         let mut job = job("");
-        job.gpus.push(gpu(1));
-        let other = gpu(1).uuid;
+        job.gpus.push(record_gpu(1));
+        let other = record_gpu(1).uuid;
         let seen = &mut job.seen;
         (seen.clients, seen.most_clients) = (8, 8);
         seen.take_memory(&other, &[1000; 4]);

@@ -103,12 +103,11 @@ pub fn by_numbers(record: &Record, counted: Option<&[GpuUuid]>) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::JobId;
-    use crate::record::{Daemon, RecordState};
+    use crate::record::Daemon;
+    use crate::testing::{self, uuid};
 
     fn record(tasks: u32) -> Record {
-        let id = JobId::parse("7").unwrap();
-        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
+        let mut record = testing::record(&[]);
         record.by_site = Some(BySite {
             tasks,
             if_tasks_meet: true,
@@ -119,10 +118,6 @@ mod tests {
             ..Daemon::default()
         }];
         record
-    }
-
-    fn uuid(n: u32) -> GpuUuid {
-        GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
     }
 
     #[test]

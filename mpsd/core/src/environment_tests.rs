@@ -1,10 +1,6 @@
 use super::*;
-use crate::record::RecordState;
+use crate::testing::{self, uuid};
 use std::collections::BTreeSet;
-
-fn uuid(n: u32) -> GpuUuid {
-    GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
-}
 
 /// A job on GPUs 1 and 2 of the node.
 fn record(per_gpu: bool) -> Record {
@@ -14,21 +10,13 @@ fn record(per_gpu: bool) -> Record {
         log: "/run/mpsd/jobs/7/log".into(),
         ..Daemon::default()
     };
-    let gpu = |index| RecordGpu {
-        index,
-        uuid: uuid(index),
-        cpus: None,
-        memory_mib: None,
-    };
-    let id = JobId::parse("7").unwrap();
     Record {
         per_gpu,
-        gpus: [1, 2].map(gpu).to_vec(),
         daemons: match per_gpu {
             true => vec![daemon("pipe-0", &[1]), daemon("pipe-1", &[2])],
             false => vec![daemon("pipe", &[1, 2])],
         },
-        ..Record::without_mps(id, 1000, RecordState::Ready, String::new())
+        ..testing::record(&[1, 2])
     }
 }
 

@@ -182,14 +182,9 @@ mod tests {
 
     fn gpu(capability: (u32, u32), mig: Mig) -> Gpu {
         Gpu {
-            index: 0,
-            uuid: GpuUuid::parse("GPU-0").unwrap(),
-            name: "NVIDIA X".to_owned(),
-            memory_mib: Some(1024),
             mig,
             capability,
-            minor: None,
-            cpus: None,
+            ..crate::testing::gpu(0, 1024)
         }
     }
 

@@ -30,6 +30,8 @@ pub mod record;
 pub mod request;
 pub mod script;
 pub mod step;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod text;
 pub mod trusted;
 pub mod usage;

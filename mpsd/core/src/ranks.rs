@@ -146,14 +146,12 @@ fn slot(own: &BTreeSet<u32>, all: &BTreeSet<u32>) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::GpuUuid;
+    use crate::testing::record_gpu;
 
     fn gpus(cpus: &[&str]) -> Vec<RecordGpu> {
         let gpu = |(index, cpus): (u32, &&str)| RecordGpu {
-            index,
-            uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
             cpus: Some((*cpus).to_owned()),
-            memory_mib: None,
+            ..record_gpu(index)
         };
         (0..).zip(cpus).map(gpu).collect()
     }
@@ -185,41 +183,32 @@ mod tests {
 
     #[test]
     fn a_task_is_bound_to_a_gpu_near_its_cores() {
-        let (flat, two) = (gpus(&["0-7", "0-7"]), gpus(&["0-3", "4-7"]));
-        let four = gpus(&["0-7", "0-7", "8-15", "8-15"]);
-        let threads = gpus(&["0-3,16-19", "0-3,16-19", "4-7,20-23", "4-7,20-23"]);
-        for (gpus, launcher, tasks, expected) in [
-            (&two, "0-7", "4-5 0-1 6-7 2-3", "1010"),
-            // More of its cores are near the second.
-            (&two, "0-7", "3-5", "1"),
-            // Bound to cores, rank after rank and from socket to socket.
-            (
-                &four,
-                "0-15",
-                "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15",
-                "01012323",
-            ),
-            (
-                &four,
-                "0-15",
-                "0-1 8-9 2-3 10-11 4-5 12-13 6-7 14-15",
-                "02130213",
-            ),
-            // The job has only some of the cores.
-            (&four, "4-11", "4-5 6-7 8-9 10-11", "0123"),
-            // Both threads of a core.
-            (&threads, "0-7,16-23", "0,16 1,17 2,18 3,19", "0101"),
-            // Bound to sockets only: by rank, in either order of the ranks.
-            (&four, "0-15", "0-7 8-15 0-7 8-15", "0312"),
-            (&four, "0-15", "0-7 0-7 8-15 8-15", "0132"),
-            // All GPUs are equally near: in blocks.
-            (&flat, "0-7", "0-1 2-3 4-5 6-7", "0011"),
-            (&two, "0-7", "0-7 0-7 0-7 0-7", "0011"),
-            // Cores of neither socket.
-            (&two, "0-15", "8-11 12-15", "01"),
-        ] {
-            let tasks: Vec<&str> = tasks.split(' ').collect();
-            assert_eq!(closest_to(gpus, launcher, &tasks), expected, "{tasks:?}");
+        // The cores near each GPU, the job's, its tasks' in turn, and the GPU of each task.
+        let table = "
+0-3 4-7 | 0-7 | 4-5 0-1 6-7 2-3 -> 1010
+0-3 4-7 | 0-7 | 3-5 -> 1
+FOUR | 0-15 | 0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15 -> 01012323
+FOUR | 0-15 | 0-1 8-9 2-3 10-11 4-5 12-13 6-7 14-15 -> 02130213
+FOUR | 4-11 | 4-5 6-7 8-9 10-11 -> 0123
+THREADS | 0-7,16-23 | 0,16 1,17 2,18 3,19 -> 0101
+FOUR | 0-15 | 0-7 8-15 0-7 8-15 -> 0312
+FOUR | 0-15 | 0-7 0-7 8-15 8-15 -> 0132
+0-7 0-7 | 0-7 | 0-1 2-3 4-5 6-7 -> 0011
+0-3 4-7 | 0-7 | 0-7 0-7 0-7 0-7 -> 0011
+0-3 4-7 | 0-15 | 8-11 12-15 -> 01";
+        let table = table.replace("FOUR", "0-7 0-7 8-15 8-15");
+        // Both threads of a core.
+        let table = table.replace("THREADS", "0-3,16-19 0-3,16-19 4-7,20-23 4-7,20-23");
+        for row in table.trim().lines() {
+            let (case, expected) = row.split_once(" -> ").unwrap();
+            let parts: Vec<&str> = case.split(" | ").collect();
+            let [near, tasks] =
+                [0, 2].map(|part: usize| parts[part].split(' ').collect::<Vec<_>>());
+            assert_eq!(
+                closest_to(&gpus(&near), parts[1], &tasks),
+                expected,
+                "{row}"
+            );
         }
     }
 }

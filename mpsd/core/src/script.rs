@@ -105,21 +105,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{RecordGpu, RecordState};
-    use crate::{GpuUuid, JobId};
-
-    fn record(gpus: &[u32]) -> Record {
-        let job = JobId::parse("7").unwrap();
-        let mut record = Record::without_mps(job, 1000, RecordState::Ready, String::new());
-        let gpu = |index: &u32| RecordGpu {
-            index: *index,
-            uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
-            cpus: None,
-            memory_mib: None,
-        };
-        record.gpus = gpus.iter().map(gpu).collect();
-        record
-    }
+    use crate::testing::record;
 
     #[test]
     fn a_script_that_goes_with_the_jobs_mps_is_told_nothing() {

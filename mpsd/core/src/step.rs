@@ -150,44 +150,17 @@ fn exceeded<T: Ord + Copy>(step: &[T], of_ranks: &[Option<T>], of_daemon: Option
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_step_sets_no_limit_of_its_jobs_clients_together() {
-        let mut record = Record::without_mps(
-            JobId::parse("7").unwrap(),
-            0,
-            RecordState::Ready,
-            String::new(),
-        );
-        record.request = Some(request("MPS=on,MPS_MEM=job=4G"));
-        let same = request("MPS=on,MPS_MEM=job=4G");
-        assert_eq!(of_step(&record, &same), Ok(record.clone()));
-        let lower = request("MPS=on,MPS_MEM=job=2G");
-        let refused = of_step(&record, &lower).unwrap_err().to_string();
-        assert!(refused.contains("takes a size"), "{refused}");
-    }
-
-    use crate::job::JobId;
-    use crate::record::{Daemon, RecordGpu, RecordState};
+    use crate::record::Daemon;
+    use crate::testing::{self, uuid};
 
     fn request(text: &str) -> Request {
         text.parse().unwrap()
     }
 
-    fn uuid(n: u32) -> GpuUuid {
-        GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
-    }
-
     fn record(job: &str) -> Record {
-        let id = JobId::parse("7").unwrap();
-        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
+        let mut record = testing::record(&[1]);
         record.request = Some(request(job));
-        record.gpus = vec![RecordGpu {
-            index: 1,
-            uuid: uuid(1),
-            cpus: None,
-            memory_mib: Some(81_920),
-        }];
+        record.gpus[0].memory_mib = Some(81_920);
         record.daemons = vec![Daemon {
             gpus: vec![uuid(1)],
             pipe: "/run/mpsd/jobs/7/pipe".into(),
@@ -260,6 +233,7 @@ mod tests {
         let jobs = [
             ("plain", plain),
             ("free", free),
+            ("together", record("MPS=on,MPS_MEM=job=4G")),
             ("ranked", ranked),
             (
                 "shared",
@@ -274,6 +248,8 @@ mod tests {
             plain  MPS_THREADS=50,MPS_MEM=4G -> as its job
             plain  MPS=on                    -> as its job
             plain  MPS_MEM=4G                -> as its job
+            together MPS_MEM=job=4G          -> as its job
+            together MPS_MEM=job=2G          -> --mps-mem=job=2G: a step of a job with MPS takes a size
             plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
             free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
             ranked MPS_THREADS=20:60         -> 20 60 2048M 3072M

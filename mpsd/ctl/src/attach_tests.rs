@@ -1,16 +1,16 @@
 use super::*;
 use mpsd_core::by_site::BySite;
 use mpsd_core::environment::DEVICES;
-use mpsd_core::record::{RecordDevice, RecordGpu};
+use mpsd_core::record::RecordGpu;
+use mpsd_core::testing;
 use std::os::unix::net::UnixListener;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
 fn with<T>(env: Env<'_>, main: bool, ask: impl FnOnce(&Caller<'_>) -> T) -> T {
     let lookup = |name: &str| {
-        env.iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, v)| (*v).to_owned())
+        let found = env.iter().find(|(key, _)| *key == name);
+        found.map(|(_, value)| (*value).to_owned())
     };
     ask(&Caller {
         config: Path::new("/nonexistent"),
@@ -49,14 +49,13 @@ fn the_job_is_the_schedulers_or_its_own_component() {
         assert_eq!(found.iter().map(JobId::as_str).collect::<Vec<_>>(), wanted);
     }
     let job_9 = Some("9");
-    let named = with(&[job], false, |caller| {
-        Caller {
+    with(&[job], false, |caller| {
+        let named = Caller {
             job: job_9,
             ..*caller
-        }
-        .ids()
+        };
+        assert_eq!(named.ids().unwrap()[0].as_str(), "9");
     });
-    assert_eq!(named.unwrap()[0].as_str(), "9");
 }
 
 #[test]
@@ -64,29 +63,19 @@ fn numbers_of_a_slurm_step_are_the_nodes() {
     let visible = |env: Env<'_>| with(env, false, |caller| caller.visible(&two_gpus(), false));
     let (job, step) = (("SLURM_JOB_ID", "8"), ("SLURM_STEP_GPUS", "3"));
     let own = |list| (VISIBLE_DEVICES, list);
-    assert_eq!(visible(&[job, step, own("0")]).as_deref(), Some("3"));
-    assert_eq!(
-        visible(&[job, step, own("GPU-1")]).as_deref(),
-        Some("GPU-1")
-    );
-    assert_eq!(
-        visible(&[("PBS_JOBID", "8"), own("1")]).as_deref(),
-        Some("1")
-    );
-    assert_eq!(visible(&[]), None);
+    for (env, gpus) in [
+        (&[job, step, own("0")][..], Some("3")),
+        (&[job, step, own("GPU-1")], Some("GPU-1")),
+        (&[("PBS_JOBID", "8"), own("1")], Some("1")),
+        (&[], None),
+    ] {
+        assert_eq!(visible(env).as_deref(), gpus);
+    }
 }
 
 /// A job of two GPUs, the node's 1 and 2, whose ranks are bound in turn.
 fn two_gpus() -> Record {
-    let id = JobId::parse("7").unwrap();
-    let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
-    let gpu = |index: u32| RecordGpu {
-        index,
-        uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
-        cpus: None,
-        memory_mib: None,
-    };
-    record.gpus = [1, 2].map(gpu).to_vec();
+    let mut record = testing::record(&[1, 2]);
     record.daemons = vec![Daemon {
         gpus: record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
         pipe: "/p".into(),
@@ -131,17 +120,14 @@ fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
         let rank = |more: Env<'_>| {
             with(&[&script[..], more].concat(), false, |caller| {
                 let changes = task_environment(&record, &caller.task(&record));
+                let changes = changes.map_err(|why| why.to_string())?;
                 let of = |name: &str| {
-                    let changes = changes.as_ref().map_err(ToString::to_string)?.iter();
-                    let mut changes = changes.filter(|change| change.name == name);
-                    Ok(changes
-                        .next()
-                        .and_then(|change| change.value.clone())
-                        .unwrap_or_default())
+                    let found = changes.iter().find(|change| change.name == name);
+                    found
+                        .and_then(|change| change.value.as_deref())
+                        .unwrap_or_default()
                 };
-                let all = [PIPE_DIRECTORY, THREADS].map(of);
-                let all: Result<Vec<String>, String> = all.into_iter().collect();
-                all.map(|all| all.join(" "))
+                Ok::<_, String>([PIPE_DIRECTORY, THREADS].map(of).join(" "))
             })
         };
         for (number, told) in [
@@ -155,11 +141,9 @@ fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
             ];
             assert_eq!(rank(&launcher).as_deref(), Ok(told), "{names:?}");
         }
+        // The number is the script's.
         let alone = rank(&[]).unwrap_err();
-        assert!(
-            alone.contains("no local rank"),
-            "the number is the script's: {alone}"
-        );
+        assert!(alone.contains("no local rank"), "{alone}");
         // What the user chose stays.
         let chosen = [("MPI_LOCALRANKID", "0"), (VISIBLE_DEVICES, "GPU-00000002")];
         let script = [
@@ -208,9 +192,8 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
 
 fn visible(record: &Record, main: bool, env: Env<'_>) -> String {
     let changes = with(env, main, |caller| caller.attach(record).unwrap());
-    let change = changes
-        .into_iter()
-        .find(|change| change.name == VISIBLE_DEVICES);
+    let mut changes = changes.into_iter();
+    let change = changes.find(|change| change.name == VISIBLE_DEVICES);
     change.unwrap().value.unwrap()
 }
 
@@ -314,19 +297,12 @@ fn root_is_attached_to_a_users_mps_only_by_name() {
 fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     let directory = tempfile::tempdir_in("/run").unwrap();
     let config = directory.path().join("mpsd.toml");
-    std::fs::write(
-        &config,
-        format!("run_dir = \"{}\"\n", directory.path().display()),
-    )
-    .unwrap();
+    let run = directory.path().display();
+    std::fs::write(&config, format!("run_dir = \"{run}\"\n")).unwrap();
     let jobs = directory.path().join("jobs/7");
-    std::fs::create_dir_all(&jobs).unwrap();
     let pipe = jobs.join("pipe");
-    let _listener = UnixListener::bind({
-        std::fs::create_dir(&pipe).unwrap();
-        pipe.join("control")
-    })
-    .unwrap();
+    std::fs::create_dir_all(&pipe).unwrap();
+    let _listener = UnixListener::bind(pipe.join("control")).unwrap();
     let mut record = two_gpus();
     record.by_site = Some(BySite {
         tasks: 4,
@@ -359,49 +335,34 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
     assert!(attached(&record, &[]));
     // 'qsub -V' inside another job's MPS.
     let of_other = [(JOB, "6"), (VISIBLE_DEVICES, "0"), (DEVICES, "0:1,2")];
-    let Attachment::Attached(changes) = found(&record, &of_other) else {
-        panic!("its own list is back");
+    let changes_of = |record: &Record, env: Env<'_>| match found(record, env) {
+        Attachment::Attached(changes) => changes,
+        other => panic!("{other:?}"),
     };
+    let changes = changes_of(&record, &of_other);
+    let own = [Change::set(VISIBLE_DEVICES, "1,2"), Change::unset(DEVICES)];
     assert!(
-        changes.contains(&Change::set(VISIBLE_DEVICES, "1,2")),
+        own.iter().all(|change| changes.contains(change)),
         "{changes:?}"
     );
-    assert!(changes.contains(&Change::unset(DEVICES)), "{changes:?}");
     // A rank has the limits of all GPUs that it sees, and JAX its own choice.
-    record.rank_memory = vec![
-        record
-            .gpus
-            .iter()
-            .map(|gpu| (gpu.uuid.clone(), 100))
-            .collect(),
-    ];
+    let gpus = record.gpus.iter();
+    record.rank_memory = vec![gpus.map(|gpu| (gpu.uuid.clone(), 100)).collect()];
     let rank = [
         ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ];
-    let Attachment::Attached(changes) = found(&record, &rank) else {
-        panic!("a rank is attached");
-    };
-    let value = |name| changes.iter().find(|change| change.name == name);
-    let memory = value(MEMORY).and_then(|change| change.value.as_deref());
-    assert_eq!(
-        memory.map(|limits| limits.matches("100M").count()),
-        Some(2),
-        "{changes:?}"
-    );
+    let changes = changes_of(&record, &rank);
+    let memory = changes.iter().find(|change| change.name == MEMORY);
+    let memory = memory.and_then(|change| change.value.as_deref()).unwrap();
+    assert_eq!(memory.matches("100M").count(), 2, "{changes:?}");
     let mut one = record.clone();
     one.gpus.truncate(1);
     one.daemons[0].gpus.truncate(1);
     one.rank_memory.clear();
-    let Attachment::Attached(changes) = found(&one, &rank) else {
-        panic!("a rank is attached");
-    };
-    assert!(
-        changes
-            .iter()
-            .all(|change| change.name != environment::JAX_DEVICES),
-        "{changes:?}"
-    );
+    let changes = changes_of(&one, &rank);
+    let is_other = |change: &Change| change.name != environment::JAX_DEVICES;
+    assert!(changes.iter().all(is_other), "{changes:?}");
     record.rank_memory.clear();
     let connections = "CUDA_DEVICE_MAX_CONNECTIONS";
     assert!(attached(&record, &[(connections, "8")]));
@@ -412,15 +373,9 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
         record.state = state;
         assert!(!attached(&record, &[]), "{state:?}");
     }
-    let devices = |gpus: &[u32]| {
-        let device = |index: &u32| RecordDevice {
-            uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
-            file: "/dev/null".into(),
-        };
-        gpus.iter().map(device).collect()
-    };
+    let device = |index: &u32| testing::device(index, "/dev/null");
     for (gpus, is_attached) in [(&[1, 2][..], true), (&[0, 1, 2], false)] {
-        record.devices = devices(gpus);
+        record.devices = gpus.iter().map(device).collect();
         assert_eq!(attached(&record, &[]), is_attached, "{gpus:?}");
     }
     record.devices.clear();

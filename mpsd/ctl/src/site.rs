@@ -132,7 +132,7 @@ fn offers<'a>(settings: &Settings, inventory: &'a Inventory, memory: bool) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::GpuUuid;
+    use mpsd_core::testing::gpu;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -160,16 +160,6 @@ mod tests {
     #[test]
     fn each_gpu_is_offered_in_replicas_or_in_gib_of_its_memory() {
         let settings = Settings::parse("replicas = 2", "n").unwrap();
-        let gpu = |index: u32, memory_mib: u64| Gpu {
-            index,
-            uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
-            name: "NVIDIA X".to_owned(),
-            memory_mib: Some(memory_mib),
-            mig: mpsd_core::gpu::Mig::Off,
-            capability: (9, 0),
-            minor: None,
-            cpus: None,
-        };
         let inventory = Inventory {
             gpus: vec![gpu(0, 1024), gpu(1, 4096)],
             driver: "590.48.01".to_owned(),

@@ -210,35 +210,22 @@ fn value(changes: &[Change], name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::JobId;
-    use mpsd_core::record::{Daemon, RecordDevice, RecordGpu, RecordState};
+    use mpsd_core::record::{Daemon, RecordGpu};
+    use mpsd_core::testing::{self, device, record_gpu, uuid};
 
     fn places(names: DeviceNames, gpus: usize) -> Places {
-        let uuid = |number: usize| GpuUuid::parse(&format!("GPU-0000000{number}")).unwrap();
-        let mut record = Record::without_mps(
-            JobId::parse("7").unwrap(),
-            1000,
-            RecordState::Ready,
-            String::new(),
-        );
+        let mut record = testing::record(&[]);
         let all: Vec<GpuUuid> = (1..=gpus).map(uuid).collect();
         record.names = Some(names);
         record.gpus = (2..)
             .zip(&all)
             .map(|(index, uuid)| RecordGpu {
-                index,
                 uuid: uuid.clone(),
-                cpus: None,
-                memory_mib: None,
+                ..record_gpu(index)
             })
             .collect();
         // The node has another GPU before the job's.
-        record.devices = (0..=gpus)
-            .map(|n| RecordDevice {
-                uuid: uuid(n),
-                file: "/dev/null".into(),
-            })
-            .collect();
+        record.devices = (0..=gpus).map(|n| device(n, "/dev/null")).collect();
         record.daemons = vec![Daemon {
             gpus: all.clone(),
             ..Daemon::default()

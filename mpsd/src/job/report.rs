@@ -245,11 +245,11 @@ pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use mpsd_core::{GpuUuid, Refusal};
+    use mpsd_core::Refusal;
+    use mpsd_core::testing::{record_gpu, uuid};
 
     /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
     pub fn report() -> JobReport {
-        let uuid = GpuUuid::parse("GPU-00000000").unwrap();
         let user = User {
             name: "alice".to_owned(),
             uid: 1000,
@@ -257,15 +257,10 @@ pub mod tests {
         };
         let (job, none) = (JobId::parse("7").unwrap(), Refusal::new("", "", "").into());
         JobReport {
-            gpus: vec![RecordGpu {
-                index: 0,
-                uuid: uuid.clone(),
-                cpus: None,
-                memory_mib: None,
-            }],
+            gpus: vec![record_gpu(0)],
             daemons: vec![Daemon {
                 threads: Some("25".parse().unwrap()),
-                memory: vec![(uuid, 1024)],
+                memory: vec![(uuid(0), 1024)],
                 ..Daemon::default()
             }],
             exclusive: true,

@@ -1,18 +1,13 @@
 use super::*;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{JobMemory, Killed, Observations};
+use mpsd_core::testing::{record_gpu, uuid as gpu};
 use mpsd_core::usage::{GpuUsage, Usage};
-use mpsd_core::{GpuUuid, JobId, Refusal, Scheduler};
-
-fn gpu(n: usize) -> GpuUuid {
-    GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
-}
+use mpsd_core::{JobId, Refusal, Scheduler};
 
 fn report() -> JobReport {
     let mut report = crate::job::report::tests::report();
-    let mut second = report.gpus[0].clone();
-    (second.index, second.uuid) = (1, gpu(1));
-    report.gpus.push(second);
+    report.gpus.push(record_gpu(1));
     report.notes = vec!["Terminate for mps-server 691".to_owned()];
     let text = r#"{"clients":49,"most_clients":48,"refused":[{"pid":999,"beside":48}],"fatal":[8349],
         "servers_lost":[{"pid":691,"status":0,"clients":48}],"daemons_lost":[{"pid":690,"how":"signal 9"}],
@@ -129,17 +124,12 @@ fn a_report_says_what_the_gpu_did_and_what_to_try() {
     GPU 0: 2.9 kJ in 14 s, 213 W
     GPU 0: one client held at most 601 of the 4096 MiB that it may"
     );
-    assert_eq!(
-        advice(&report).unwrap(),
-        "  advice: 12 % busy with 4 clients: try 12, or mpsctl sweep"
-    );
+    let aim = "advice: 12 % busy with 4 clients: try 12, or mpsctl sweep";
+    assert_eq!(advice(&report).unwrap(), format!("  {aim}"));
     let told = paragraph(&report);
-    let last = "; advice: 12 % busy with 4 clients: try 12, or mpsctl sweep";
-    assert!(told.ends_with(last), "{told}");
-    assert!(
-        !told.contains('\n') && !told.contains("clients     4"),
-        "{told}"
-    );
+    assert!(told.ends_with(&format!("; {aim}")), "{told}");
+    let is_long = told.contains('\n') || told.contains("clients     4");
+    assert!(!is_long, "{told}");
 }
 
 #[test]

@@ -382,30 +382,23 @@ mod tests {
     #[test]
     fn what_a_killed_writer_left_is_removed_once_nobody_can_be_writing_it() {
         let top = tempfile::tempdir().unwrap();
-        let left = [
-            ".7.40.json.new",
-            ".8.50.json.new",
-            ".other.new",
-            "7.30.json",
-        ];
-        for name in left {
+        let old = ".7.40.json.new";
+        for name in [".8.50.json.new", ".other.new", "7.30.json"] {
             touch(top.path(), name, now());
         }
-        touch(top.path(), left[0], now() - 2 * ABANDONED);
+        touch(top.path(), old, now() - 2 * ABANDONED);
         let reports = Dir::open(top.path()).unwrap();
         let all = listed(&reports).unwrap();
-        assert_eq!(unfinished(&reports, &all, now() - ABANDONED), [left[0]]);
+        assert_eq!(unfinished(&reports, &all, now() - ABANDONED), [old]);
     }
 
     fn report(job: &str, began: u64, notes: &[&str]) -> JobReport {
-        let text = format!(
-            r#"{{"version":1,"job":"{job}","scheduler":"slurm","node":"n1","user":"alice","uid":1000,"gpus":[],"daemons":[],
-        "exclusive":false,"began":{began},"ready_ms":1,"ended":{began},"teardown_ms":1,"as_before":true,"undetermined":[],
-        "faults":[],"notes":[],"drain":null,"said_by_user":null}}"#
-        );
-        let mut report: JobReport = serde_json::from_str(&text).expect("a report");
-        report.notes = notes.iter().map(|note| (*note).to_owned()).collect();
-        report
+        JobReport {
+            job: JobId::parse(job).unwrap(),
+            began,
+            notes: notes.iter().map(|note| (*note).to_owned()).collect(),
+            ..crate::job::report::tests::report()
+        }
     }
 
     /// A copy on a disk would outlive the boot, and nobody would remove it.

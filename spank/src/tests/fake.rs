@@ -10,9 +10,10 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::Observations;
 use mpsd_core::paths::SeenPaths;
-use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
+use mpsd_core::record::{Daemon, Record, RecordState};
 use mpsd_core::request::Key;
-use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
+use mpsd_core::testing::{record_gpu, uuid};
+use mpsd_core::{JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -349,18 +350,11 @@ pub fn path_of(record: &Record) -> PathBuf {
 
 /// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
 pub fn record(job: &str, state: RecordState) -> Record {
-    let uuid = |n: u32| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
-    let gpu = |index| RecordGpu {
-        index,
-        uuid: uuid(index),
-        cpus: None,
-        memory_mib: None,
-    };
     let mut record =
         Record::without_mps(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
     record.request = "MPS=on,MPS_THREADS=50".parse().ok();
     record.named = true;
-    record.gpus = vec![gpu(2), gpu(3)];
+    record.gpus = [2, 3].map(record_gpu).to_vec();
     record.daemons = vec![Daemon {
         gpus: vec![uuid(2), uuid(3)],
         pipe: format!("/run/mpsd/jobs/{job}/pipe").into(),

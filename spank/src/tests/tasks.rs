@@ -3,8 +3,8 @@
 use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
-use mpsd_core::GpuUuid;
-use mpsd_core::record::{RecordDevice, RecordState};
+use mpsd_core::record::RecordState;
+use mpsd_core::testing::device;
 
 const GPUS: &str = "CUDA_VISIBLE_DEVICES";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -185,14 +185,9 @@ fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     };
     let both = "2 thread percentages and 2 memory limits";
     let ready = FakeNode::ready;
+    let threads = "2 thread percentages by local rank for 4 tasks";
     for (node, flags, global, tasks, told) in [
-        (
-            jobs(),
-            "",
-            0,
-            4,
-            "2 thread percentages by local rank for 4 tasks",
-        ),
+        (jobs(), "", 0, 4, threads),
         (jobs(), "mps mps-mem=1G:2G", 0, 3, both),
         (ready(), "mps mps-threads=20:30:40", 0, 4, "3 thread"),
         (jobs(), "", 1, 4, ""),
@@ -211,10 +206,6 @@ fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
 /// A number is a place among what the task may open, which the task itself finds out.
 #[test]
 fn a_number_is_a_place_among_what_the_task_may_open() {
-    let device = |n: u32, file: &str| RecordDevice {
-        uuid: GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap(),
-        file: file.into(),
-    };
     let node = |files: [&str; 3]| {
         let mut record = record("4711", RecordState::Ready);
         record.devices = (1..).zip(files).map(|(n, file)| device(n, file)).collect();

@@ -324,6 +324,7 @@ impl DaemonStatus {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use mpsd_core::testing::record;
 
     pub fn gpu(n: u32) -> GpuUuid {
         GpuUuid::parse(&format!("GPU-00000000-000{n}")).unwrap()
@@ -331,20 +332,12 @@ pub(super) mod tests {
 
     /// A ready job of user 1000 with two GPUs behind one daemon.
     pub fn status() -> JobStatus {
-        let mut record = Record::without_mps(
-            JobId::parse("7").unwrap(),
-            1000,
-            RecordState::Ready,
-            "a reason".to_owned(),
-        );
-        record.gpus = [0, 1]
-            .map(|index| RecordGpu {
-                index,
-                uuid: gpu(index),
-                cpus: None,
-                memory_mib: None,
-            })
-            .to_vec();
+        let mut record = record(&[0, 1]);
+        record.reason = Some("a reason".to_owned());
+        record
+            .gpus
+            .iter_mut()
+            .for_each(|own| own.uuid = gpu(own.index));
         record.daemons = vec![Daemon {
             gpus: vec![gpu(0), gpu(1)],
             pipe: "/p".into(),
@@ -433,8 +426,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_jobs_own_limits_are_those_of_its_record() {
-        let id = JobId::parse("7").unwrap();
-        let mut record = Record::without_mps(id, 1000, RecordState::Ready, String::new());
+        let mut record = record(&[]);
         record.rank_threads = vec!["25".parse().unwrap()];
         record.rank_memory = vec![vec![(gpu(0), 4096)]];
         let json = serde_json::to_value(JobStatus::of_record(&record)).unwrap();
