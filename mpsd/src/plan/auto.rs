@@ -86,111 +86,71 @@ mod tests {
     use super::*;
     use batch::{GpuName, Part};
 
-    /// `MPS: why` or `no MPS: why` for a job with so many tasks on these GPUs.
-    fn found(
-        gpus: GpuSource,
-        tasks: Option<u32>,
-        exclusive: Exclusive,
-        uneven: bool,
-        config: &str,
-    ) -> String {
-        let settings = Settings::parse(config, "n1").unwrap();
-        let devices = Devices {
-            gpus,
-            exclusive,
-            whole_node: false,
-            tasks_on_node: tasks,
-            uneven,
-        };
-        match find(&devices, &settings) {
-            Finding::Helps(why) => format!("MPS: {why}"),
-            Finding::Unneeded(why) => format!("no MPS: {why}"),
-        }
-    }
+    /// Rows `GPUs tasks exclusive nodes settings -> finding`.
+    const ROWS: &str = "
+1 1 alone even   -> no MPS: 1 task on 1 GPU
+1 2 alone even   -> MPS: 2 tasks on 1 GPU
+2 2 alone even   -> no MPS: 2 tasks on 2 GPUs
+2 3 alone even   -> MPS: 3 tasks on 2 GPUs
+4 1 alone even   -> no MPS: 1 task on 4 GPUs
+8 64 alone even  -> MPS: 64 tasks on 8 GPUs
+1 2 alone uneven -> no MPS: 1 task on 1 GPU
+1 3 alone uneven -> MPS: 2 tasks on 1 GPU
+1 - alone even   -> no MPS: the scheduler does not say how many tasks the job has here
+1 0 alone uneven -> no MPS: the scheduler does not say how many tasks the job has here
+counted 4 unknown even -> MPS: 4 tasks on 2 GPUs
+1 - part even    -> MPS: other jobs may use its GPU too
+1 1 part even    -> MPS: other jobs may use its GPU too
+1 - shared even  -> MPS: other jobs may use its GPU too
+1 1 shared even  -> MPS: other jobs may use its GPU too
+1 - unknown even shared_gpus = true -> MPS: other jobs may use its GPU too
+1 1 unknown even shared_gpus = true -> MPS: other jobs may use its GPU too
+1 - unknown even -> no MPS: the scheduler does not say how many tasks the job has here
+1 1 unknown even -> no MPS: 1 task on 1 GPU
+none 8 unknown even shared_gpus = true   -> no MPS: the job has no GPU on this node
+no-file 8 unknown even shared_gpus = true -> no MPS: the job's GPUs on this node are not known: no file";
 
-    fn listed(count: u32) -> GpuSource {
-        GpuSource::Listed((0..count).map(GpuName::Index).collect())
-    }
-
+    /// Of three uneven tasks on two nodes this one may have one.
     #[test]
-    fn mps_is_for_jobs_with_more_tasks_than_gpus() {
-        let alone =
-            |gpus, tasks, uneven| found(listed(gpus), tasks, Exclusive::GpusAlone, uneven, "");
-        for (gpus, tasks, uneven, expected) in [
-            (1, Some(1), false, "no MPS: 1 task on 1 GPU"),
-            (1, Some(2), false, "MPS: 2 tasks on 1 GPU"),
-            (2, Some(2), false, "no MPS: 2 tasks on 2 GPUs"),
-            (2, Some(3), false, "MPS: 3 tasks on 2 GPUs"),
-            (4, Some(1), false, "no MPS: 1 task on 4 GPUs"),
-            (8, Some(64), false, "MPS: 64 tasks on 8 GPUs"),
-            // Three tasks on two nodes: this one may have one.
-            (1, Some(2), true, "no MPS: 1 task on 1 GPU"),
-            (1, Some(3), true, "MPS: 2 tasks on 1 GPU"),
-            (
-                1,
-                None,
-                false,
-                "no MPS: the scheduler does not say how many tasks the job has here",
-            ),
-            (
-                1,
-                Some(0),
-                true,
-                "no MPS: the scheduler does not say how many tasks the job has here",
-            ),
-        ] {
-            assert_eq!(alone(gpus, tasks, uneven), expected, "{gpus} {tasks:?}");
-        }
-        let counted = |count| GpuSource::Counted {
-            count,
-            why: String::new(),
-        };
-        let unknown = || found(counted(2), Some(4), Exclusive::Unknown, false, "");
-        assert_eq!(unknown(), "MPS: 4 tasks on 2 GPUs");
-    }
-
-    #[test]
-    fn a_gpu_that_jobs_share_has_other_tasks_whatever_the_job_has() {
-        let part = Exclusive::Shared(Some(Part {
-            own: 1,
-            all: 4,
-            of_threads: false,
-        }));
-        for (exclusive, config, shared) in [
-            (part, "", true),
-            (Exclusive::Shared(None), "", true),
-            (Exclusive::Unknown, "shared_gpus = true", true),
-            (Exclusive::Unknown, "", false),
-            (Exclusive::GpusAlone, "", false),
-        ] {
-            for tasks in [None, Some(1)] {
-                let text = found(listed(1), tasks, exclusive, false, config);
-                assert_eq!(
-                    text == "MPS: other jobs may use its GPU too",
-                    shared,
-                    "{text}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_job_without_known_gpus_is_left_alone_even_where_they_are_shared() {
-        for (gpus, why) in [
-            (GpuSource::None, "the job has no GPU on this node"),
-            (
-                GpuSource::Unknown("no file".to_owned()),
-                "the job's GPUs on this node are not known: no file",
-            ),
-        ] {
-            let text = found(
+    fn mps_is_for_more_tasks_than_gpus_and_for_known_gpus_that_jobs_share() {
+        for row in ROWS.trim().lines() {
+            let (case, expected) = row.split_once("->").unwrap();
+            let [gpus, tasks, exclusive, nodes, config] =
+                case.splitn(5, ' ').collect::<Vec<_>>()[..]
+            else {
+                panic!("{row}");
+            };
+            let why = "no file".to_owned();
+            let gpus = match gpus {
+                "none" => GpuSource::None,
+                "no-file" => GpuSource::Unknown(why),
+                "counted" => GpuSource::Counted { count: 2, why },
+                count => {
+                    GpuSource::Listed((0..count.parse().unwrap()).map(GpuName::Index).collect())
+                }
+            };
+            let (own, all, of_threads) = (1, 4, false);
+            let devices = Devices {
                 gpus,
-                Some(8),
-                Exclusive::Unknown,
-                false,
-                "shared_gpus = true",
-            );
-            assert_eq!(text, format!("no MPS: {why}"));
+                exclusive: match exclusive {
+                    "alone" => Exclusive::GpusAlone,
+                    "part" => Exclusive::Shared(Some(Part {
+                        own,
+                        all,
+                        of_threads,
+                    })),
+                    "shared" => Exclusive::Shared(None),
+                    _ => Exclusive::Unknown,
+                },
+                whole_node: false,
+                tasks_on_node: tasks.parse().ok(),
+                uneven: nodes == "uneven",
+            };
+            let found = match find(&devices, &Settings::parse(config, "n1").unwrap()) {
+                Finding::Helps(why) => format!("MPS: {why}"),
+                Finding::Unneeded(why) => format!("no MPS: {why}"),
+            };
+            assert_eq!(found, expected.trim(), "{row}");
         }
     }
 

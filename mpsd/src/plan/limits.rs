@@ -272,42 +272,34 @@ mod tests {
     use mpsd_core::bind::Bind;
     use mpsd_core::config::Settings;
     use mpsd_core::request::Syntax;
+    use mpsd_core::testing::gpu;
     use mpsd_core::{Inventory, Request};
 
-    fn gpu(index: u32, memory_mib: impl Into<Option<u64>>) -> Gpu {
-        Gpu {
-            index,
-            uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
-            name: "NVIDIA X".to_owned(),
-            memory_mib: memory_mib.into(),
-            mig: mpsd_core::gpu::Mig::Off,
-            capability: (9, 0),
-            minor: None,
-            cpus: None,
+    /// Tries rows `settings | tokens | the limits, or how the refusal begins`.
+    fn check(part: Option<Part>, memory: &[Option<u64>], tasks: Option<u32>, rows: &str) {
+        for row in rows.trim().lines() {
+            let [config, tokens, expected] = row.split('|').collect::<Vec<_>>()[..] else {
+                panic!("{row}");
+            };
+            let (config, account) = (config.replace(';', "\n"), format!("MPS=on,{tokens}"));
+            let account = account.trim().trim_end_matches(',');
+            match limits(part, &config, account, memory, tasks) {
+                Ok(told) => assert_eq!(told, expected.trim(), "{row}"),
+                Err(refusal) => assert!(refusal.starts_with(expected.trim()), "{row}: {refusal}"),
+            }
         }
     }
 
     fn limits(
-        config: &str,
-        account: &str,
-        memory: &[impl Into<Option<u64>> + Copy],
-        tasks: Option<u32>,
-    ) -> Result<String, String> {
-        limits_of_part(None, config, account, memory, tasks)
-    }
-
-    fn limits_of_part(
         part: Option<Part>,
         config: &str,
         account: &str,
-        memory: &[impl Into<Option<u64>> + Copy],
+        memory: &[Option<u64>],
         tasks: Option<u32>,
     ) -> Result<String, String> {
         let settings = Settings::parse(config, "n1").unwrap();
-        let gpus: Vec<Gpu> = (0..)
-            .zip(memory)
-            .map(|(index, memory)| gpu(index, *memory))
-            .collect();
+        let gpus = (0..).zip(memory).map(|(index, memory)| gpu(index, *memory));
+        let gpus: Vec<Gpu> = gpus.collect();
         let asked = Asked {
             request: Request::from_account(account).unwrap().unwrap(),
             syntax: Syntax::Account,
@@ -328,91 +320,60 @@ mod tests {
             clients: None,
         };
         let limits = draft.limits().map_err(|refusal| refusal.to_string())?;
-        let threads = limits
-            .threads
-            .map_or("all".to_owned(), |percent| percent.to_string());
-        let memory: Vec<u64> = limits.memory.iter().map(|(_, mib)| *mib).collect();
-        let ranks: Vec<String> = limits
-            .rank_threads
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        let together = draft.job_memory(&limits);
-        let together: Vec<u64> = together.iter().map(|(_, mib)| *mib).collect();
-        let together = match &together[..] {
-            [] => String::new(),
-            together => format!("together {together:?}"),
+        let threads = limits.threads.map(|percent| percent.to_string());
+        let mib = |memory: &[(GpuUuid, u64)]| -> Vec<u64> {
+            memory.iter().map(|(_, mib)| *mib).collect()
         };
-        Ok(
-            format!("{threads} {memory:?} {}{together}", ranks.join(":"))
-                .trim_end()
-                .to_owned(),
-        )
+        let mut told = format!(
+            "{} {:?}",
+            threads.as_deref().unwrap_or("all"),
+            mib(&limits.memory)
+        );
+        for (number, percent) in limits.rank_threads.iter().enumerate() {
+            told += &format!("{}{percent}", if number == 0 { ' ' } else { ':' });
+        }
+        let together = mib(&draft.job_memory(&limits));
+        if !together.is_empty() {
+            told += &format!(" together {together:?}");
+        }
+        Ok(told)
     }
+
+    /// GPUs with 80 and 4 GiB.
+    const UNEQUAL: [Option<u64>; 2] = [Some(81_920), Some(4_096)];
 
     #[test]
     fn a_number_above_the_ceiling_is_refused() {
-        let config = "[ceilings]\nthreads = 50\nmem = \"10G\"";
-        let cases = [
-            (
-                "MPS=on,MPS_THREADS=80",
-                "MPS_THREADS=80: the thread percentage is above this site's ceiling of 50; allowed: 1 to 50",
-            ),
-            (
-                "MPS=on,MPS_THREADS=30:50.1",
-                "MPS_THREADS=30:50.1: the thread percentage is above",
-            ),
-            (
-                "MPS=on,MPS_MEM=11G",
-                "MPS_MEM=11G: the memory limit is above this site's ceiling of 10G; allowed: at most 10G",
-            ),
-            (
-                "MPS=on,MPS_MEM=2G:11G",
-                "MPS_MEM=2G:11G: the memory limit is above",
-            ),
-            (
-                "MPS=on,MPS_MEM=13%",
-                "MPS_MEM=13%: the memory limit is above",
-            ),
-        ];
-        for (account, message) in cases {
-            let refusal = limits(config, account, &[81_920, 81_920], None).unwrap_err();
-            assert!(refusal.starts_with(message), "{refusal}");
-        }
-        for account in [
-            "MPS=on,MPS_THREADS=50,MPS_MEM=10G",
-            "MPS=on,MPS_MEM=12.5%,MPS_THREADS=1",
-        ] {
-            assert!(
-                limits(config, account, &[81_920, 81_920], None).is_ok(),
-                "{account}"
-            );
-        }
+        let rows = r#"
+MPS_THREADS=80 | MPS_THREADS=80: the thread percentage is above this site's ceiling of 50; allowed: 1 to 50
+MPS_THREADS=30:50.1 | MPS_THREADS=30:50.1: the thread percentage is above
+MPS_MEM=11G | MPS_MEM=11G: the memory limit is above this site's ceiling of 10G; allowed: at most 10G
+MPS_MEM=2G:11G | MPS_MEM=2G:11G: the memory limit is above
+MPS_MEM=1=11G | MPS_MEM=1=11G: the memory limit is above
+MPS_MEM=13% | MPS_MEM=13%: the memory limit is above
+MPS_THREADS=50,MPS_MEM=10G | 50 [10240, 10240]
+MPS_MEM=12.5%,MPS_THREADS=1 | 1 [10240, 10240]"#;
+        let ceilings = "\nceilings.threads = 50; ceilings.mem = \"10G\" | ";
+        check(
+            None,
+            &[Some(81_920); 2],
+            None,
+            &rows.replace('\n', ceilings),
+        );
     }
 
     #[test]
     fn a_jobs_own_sum_is_each_clients_limit_too_and_no_other_limit_is_a_sum() {
-        let of = |config: &str, account: &str| limits(config, account, &[81_920, 4_096], Some(4));
-        assert_eq!(
-            of("", "MPS=on,MPS_MEM=job=50%").as_deref(),
-            Ok("all [40960, 2048] together [40960, 2048]")
-        );
-        let site = "[defaults]\nmem = \"job=99G\"\n[ceilings]\nmem = \"10G\"";
-        assert_eq!(
-            of(site, "MPS=on").as_deref(),
-            Ok("all [10240, 4096] together [10240, 4096]")
-        );
-        let refusal = of(site, "MPS=on,MPS_MEM=job=11G").unwrap_err();
-        assert!(refusal.ends_with("allowed: at most 10G"), "{refusal}");
-        let ignores = "memory_over_limit = \"ignore\"\n";
-        let refusal = of(ignores, "MPS=on,MPS_MEM=job=4G").unwrap_err();
-        assert!(refusal.contains("does not watch"), "{refusal}");
-        let by_default = format!("{ignores}[defaults]\nmem = \"job=1G\"");
-        assert_eq!(of(&by_default, "MPS=on").as_deref(), Ok("all [1024, 1024]"));
-        for account in ["MPS_MEM=4G", "MPS_MEM=auto", "MPS_MEM=2G:4G"] {
-            let told = of("", &format!("MPS=on,{account}")).unwrap();
-            assert!(!told.contains("together"), "{account}: {told}");
-        }
+        let rows = r#"
+ | MPS_MEM=job=50% | all [40960, 2048] together [40960, 2048]
+defaults.mem = "job=99G"; ceilings.mem = "10G" | | all [10240, 4096] together [10240, 4096]
+ceilings.mem = "10G" | MPS_MEM=job=11G | MPS_MEM=job=11G: the memory limit is above this site's ceiling of 10G; allowed: at most 10G
+memory_over_limit = "ignore" | MPS_MEM=job=4G | MPS_MEM=job=4G: this site does not watch
+memory_over_limit = "ignore"; defaults.mem = "job=1G" | | all [1024, 1024]
+ | MPS_MEM=4G | all [4096, 4096]
+ | MPS_MEM=auto | all [20480, 1024]
+ | MPS_MEM=2G:4G | all [4096, 4096]"#;
+        check(None, &UNEQUAL, Some(4), rows);
     }
 
     #[test]
@@ -422,81 +383,67 @@ mod tests {
             all: 16,
             of_threads: false,
         };
-        let of = |config: &str, account: &str| {
-            limits_of_part(Some(part), config, account, &[81_920], Some(2)).unwrap()
-        };
-        let auto = "MPS=on,MPS_MEM=auto";
-        assert_eq!(of("", auto), "all [10240] together [20480]");
-        let ceiling = "[ceilings]\nmem = \"4G\"";
-        assert_eq!(of(ceiling, auto), "all [4096] together [20480]");
-        assert_eq!(of("", "MPS=on,MPS_MEM=4G"), "all [4096]");
+        let rows = r#"
+ | MPS_MEM=auto | all [10240] together [20480]
+ceilings.mem = "4G" | MPS_MEM=auto | all [4096] together [20480]
+ | MPS_MEM=4G | all [4096]"#;
+        check(Some(part), &[Some(81_920)], Some(2), rows);
     }
 
+    /// A GPU with less than the ceiling gives what it has.
     #[test]
     fn what_is_no_number_of_the_user_is_lowered_to_the_ceiling() {
-        let ceilings = "[ceilings]\nthreads = 50\nmem = \"10G\"\n";
-        let with = |defaults: &str, account, tasks| {
-            limits(
-                &format!("{ceilings}{defaults}"),
-                account,
-                &[81_920, 4_096],
-                tasks,
-            )
-            .unwrap()
-        };
-        // A GPU with less than the ceiling gives what it has.
-        assert_eq!(with("", "MPS=on", None), "50 [10240, 4096]");
-        assert_eq!(
-            with(
-                "[defaults]\nthreads = \"20:80\"\nmem = \"99%\"",
-                "MPS=on",
-                None
-            ),
-            "50 [10240, 4055] 20:50"
+        let all = r#"
+CEILINGS | | 50 [10240, 4096]
+CEILINGS; defaults.threads = "20:80"; defaults.mem = "99%" | | 50 [10240, 4055] 20:50
+CEILINGS; defaults.mem = "99G" | | 50 [10240, 4096]
+CEILINGS; defaults.mem = "8G" | | 50 [8192, 4096]
+defaults.mem = "8G" | | all [8192, 4096]
+CEILINGS | MPS_MEM=0=2G | 50 [2048, 4096]"#;
+        let rows =
+            |rows: &str| rows.replace("CEILINGS", "ceilings.threads = 50; ceilings.mem = \"10G\"");
+        check(None, &UNEQUAL, None, &rows(all));
+        let auto = "CEILINGS | MPS_THREADS=auto,MPS_MEM=auto | ";
+        check(
+            None,
+            &UNEQUAL,
+            Some(16),
+            &rows(&format!("{auto} 12.5 [5120, 256]")),
         );
-        for default in ["99G", "8G"] {
-            let config = format!("[defaults]\nmem = \"{default}\"");
-            let gpu_0 = if default == "8G" { 8192 } else { 10_240 };
-            assert_eq!(with(&config, "MPS=on", None), format!("50 [{gpu_0}, 4096]"));
-        }
-        let without_ceiling = limits("[defaults]\nmem = \"8G\"", "MPS=on", &[81_920, 4_096], None);
-        assert_eq!(without_ceiling.unwrap(), "all [8192, 4096]");
-        let auto = "MPS=on,MPS_THREADS=auto,MPS_MEM=auto";
-        assert_eq!(with("", auto, Some(16)), "12.5 [5120, 256]");
-        assert_eq!(with("", auto, Some(2)), "50 [10240, 2048]");
+        check(
+            None,
+            &UNEQUAL,
+            Some(2),
+            &rows(&format!("{auto} 50 [10240, 2048]")),
+        );
     }
 
     #[test]
     fn a_part_of_the_threads_is_the_most_that_a_job_gets_of_them() {
-        let of = |of_threads, config: &str, account: &str| {
-            let part = Part {
-                own: 25,
-                all: 100,
-                of_threads,
-            };
-            limits_of_part(Some(part), config, account, &[81_920], None)
+        let part = Part {
+            own: 25,
+            all: 100,
+            of_threads: true,
         };
-        let ceiling = |percent| format!("[ceilings]\nthreads = {percent}\n");
-        let default = "[defaults]\nthreads = 50\n".to_owned();
-        for (config, account, expected) in [
-            (String::new(), "MPS=on", "all []"),
-            (String::new(), "MPS=on,MPS_THREADS=25", "25 []"),
-            // Twice the part, but for this.
-            (String::new(), "MPS=on,MPS_THREADS=auto", "25 []"),
-            (default, "MPS=on", "25 []"),
-            (ceiling(50), "MPS=on", "25 []"),
-            (ceiling(10), "MPS=on", "10 []"),
-        ] {
-            let told = of(true, &config, account);
-            assert_eq!(told.as_deref(), Ok(expected), "{config} {account}");
-        }
-        let why = "the thread percentage is above the job's share of the GPU, 25; allowed:";
-        for what in ["MPS_THREADS=50", "MPS_THREADS=5:50"] {
-            let refusal = of(true, &ceiling(50), &format!("MPS=on,{what}")).unwrap_err();
-            assert_eq!(refusal, format!("{what}: {why} 1 to 25"));
-        }
+        // With auto it would be twice the part.
+        let rows = "
+ | | all []
+ | MPS_THREADS=25 | 25 []
+ | MPS_THREADS=auto | 25 []
+defaults.threads = 50 | | 25 []
+ceilings.threads = 50 | | 25 []
+ceilings.threads = 10 | | 10 []
+ceilings.threads = 50 | MPS_THREADS=50 | MPS_THREADS=50: WHY; allowed: 1 to 25
+ceilings.threads = 50 | MPS_THREADS=5:50 | MPS_THREADS=5:50: WHY; allowed: 1 to 25";
+        let why = "the thread percentage is above the job's share of the GPU, 25";
+        let memory = [Some(81_920)];
+        check(Some(part), &memory, None, &rows.replace("WHY", why));
+        let shards = Part {
+            of_threads: false,
+            ..part
+        };
         // Shards limit nothing by themselves.
-        assert_eq!(of(false, "", "MPS=on,MPS_THREADS=50").unwrap(), "50 []");
+        check(Some(shards), &memory, None, " | MPS_THREADS=50 | 50 []");
     }
 
     #[test]
@@ -521,37 +468,31 @@ mod tests {
         assert_eq!(parts([10_240, 10_240]), Some(4));
     }
 
-    /// GPU 0 tells no size, GPU 1 does.
     #[test]
     fn where_no_size_is_told_a_size_is_a_limit_and_a_share_is_refused() {
-        let of =
-            |config: &str, account: &str| limits(config, account, &[None, Some(81_920)], Some(4));
-        let all = |memory: &[u64]| Ok(format!("all {memory:?}"));
-        let size = "[ceilings]\nmem = \"10G\"\n";
-        assert_eq!(of("", "MPS=on"), all(&[]));
-        assert_eq!(of("", "MPS=on,MPS_MEM=4G"), all(&[4096, 4096]));
-        assert_eq!(of("", "MPS=on,MPS_MEM=2G:4G"), all(&[4096, 4096]));
-        assert_eq!(of(size, "MPS=on"), all(&[10_240, 10_240]));
+        let rows = r#"
+ | | all []
+ | MPS_MEM=4G | all [4096, 4096]
+ | MPS_MEM=2G:4G | all [4096, 4096]
+ | MPS_MEM=1=25% | all [20480]
+ceilings.mem = "10G" | | all [10240, 10240]
+ceilings.mem = "10G" | MPS_MEM=1=2G | all [2048, 10240]
+ | MPS_MEM=25% | MPS_MEM=25%: WHY
+ | MPS_MEM=auto | MPS_MEM=auto: WHY
+ | MPS_MEM=0=25% | MPS_MEM=0=25%: WHY
+ | MPS_MEM=4G:25% | MPS_MEM=4G:25%: WHY
+defaults.mem = "25%" | | MPS_MEM=25%: WHY
+ceilings.mem = "10G" | MPS_MEM=25% | MPS_MEM=25%: WHY
+ceilings.mem = "50%" | | this site's memory ceiling of 50%: WHY
+ceilings.mem = "50%" | MPS_MEM=4G | this site's memory ceiling of 50%: WHY
+ceilings.mem = "50%" | MPS_MEM=1=2G | this site's memory ceiling of 50%: WHY"#;
         let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
-        for (config, account, what) in [
-            ("", "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
-            ("", "MPS=on,MPS_MEM=auto", "MPS_MEM=auto"),
-            ("", "MPS=on,MPS_MEM=4G:25%", "MPS_MEM=4G:25%"),
-            ("[defaults]\nmem = \"25%\"\n", "MPS=on", "MPS_MEM=25%"),
-            (size, "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
-            (
-                "[ceilings]\nmem = \"50%\"\n",
-                "MPS=on",
-                "this site's memory ceiling of 50%",
-            ),
-            (
-                "[ceilings]\nmem = \"50%\"\n",
-                "MPS=on,MPS_MEM=4G",
-                "this site's memory ceiling of 50%",
-            ),
-        ] {
-            let refusal = of(config, account).unwrap_err();
-            assert!(refusal.starts_with(&format!("{what}: {why}")), "{refusal}");
-        }
+        // GPU 0 tells no size, GPU 1 does.
+        check(
+            None,
+            &[None, Some(81_920)],
+            Some(4),
+            &rows.replace("WHY", why),
+        );
     }
 }
