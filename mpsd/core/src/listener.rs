@@ -73,6 +73,13 @@ mod tests {
         own
     }
 
+    fn of(pipe: &Path) -> Change {
+        Change {
+            name: PIPE_DIRECTORY,
+            value: Some(pipe.display().to_string()),
+        }
+    }
+
     #[test]
     fn a_daemon_listens_until_it_has_gone_whether_its_socket_stays_or_not() {
         for kind in [SockType::Stream, SockType::SeqPacket] {
@@ -80,10 +87,6 @@ mod tests {
             assert_eq!(missing(pipe.path()), Some(Errno::ENOENT));
             let own = listener(&pipe.path().join(SOCKET), kind);
             assert_eq!(missing(pipe.path()), None);
-            let of = |value: &Path| Change {
-                name: PIPE_DIRECTORY,
-                value: Some(value.display().to_string()),
-            };
             assert_eq!(expect(&[of(pipe.path())]), Ok(()));
             // Nothing waits in its backlog: the daemon has heard nothing.
             nix::sys::socket::setsockopt(&own, nix::sys::socket::sockopt::ReceiveTimeout, &short())
@@ -105,13 +108,9 @@ mod tests {
         let pipe = dir.path().join("pipe");
         std::fs::create_dir(&pipe).unwrap();
         std::fs::set_permissions(&pipe, std::fs::Permissions::from_mode(0o700)).unwrap();
-        let change = Change {
-            name: PIPE_DIRECTORY,
-            value: Some(pipe.display().to_string()),
-        };
         // This thread alone loses root's access to files.
         let root = setfsuid(Uid::from_raw(54_321));
-        let found = (missing(&pipe), expect(&[change]));
+        let found = (missing(&pipe), expect(&[of(&pipe)]));
         setfsuid(root);
         assert_eq!(found.0, Some(Errno::EACCES));
         let line = found.1.unwrap_err().to_string();

@@ -64,10 +64,8 @@ fn the_shipped_file_changes_nothing_and_documents_every_key() {
 fn the_shipped_examples_are_what_they_say() {
     let gpu = settings_of("gpu042", &uncommented());
     assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
-    assert_eq!(
-        (gpu.replicas, gpu.ceilings.memory),
-        (Some(7), "70G".parse().ok())
-    );
+    let found = (gpu.replicas, gpu.ceilings.memory);
+    assert_eq!(found, (Some(7), "70G".parse().ok()));
     let other = settings_of("other", &uncommented());
     let rules = (other.compute_mode, other.replicas);
     assert_eq!(rules, (ComputeModeRule::Exclusive, Some(4)));
@@ -112,21 +110,10 @@ fn later_sections_override_earlier_ones() {
 #[test]
 fn paths_take_the_nodes_name_and_values_tell_their_line() {
     let settings = settings_of("gpu007.cluster.example", SECTIONS);
-    assert_eq!(
-        settings.paths.run(),
-        Path::new("/tmp/gpu007.cluster.example/run")
-    );
-    assert_eq!(
-        settings.control,
-        Path::new("/opt/gpu007.cluster.example/mps")
-    );
-    let of = |key: &str| {
-        settings
-            .origins
-            .iter()
-            .find(|origin| origin.key == key)
-            .unwrap()
-    };
+    let [run, control] = ["tmp", "opt"].map(|top| format!("/{top}/gpu007.cluster.example"));
+    assert_eq!(settings.paths.run(), Path::new(&run).join("run"));
+    assert_eq!(settings.control, Path::new(&control).join("mps"));
+    let of = |key: &str| settings.origins.iter().find(|origin| origin.key == key);
     for (key, value, line) in [
         ("max_clients", "32", Some(14)),
         ("defaults.threads", "\"30:70\"", Some(15)),
@@ -134,24 +121,18 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
         ("state_dir", "\"/var/lib/mpsd\"", None),
     ] {
         let value = Some(value.to_owned());
-        assert_eq!(*of(key), Origin { key, value, line });
+        assert_eq!(of(key), Some(&Origin { key, value, line }));
     }
     let shown = settings.explain(Path::new("/etc/mpsd/mpsd.toml"));
-    assert!(
-        shown.contains("max_clients = 32 ") && shown.contains("# /etc/mpsd/mpsd.toml:14\n"),
-        "{shown}"
-    );
-    assert!(shown.contains("replicas is not set "), "{shown}");
-    for name in [
-        "",
-        ".",
-        "..",
-        "a/b",
-        "-x",
-        "n 1",
-        "n\u{e9}",
-        &"n".repeat(300),
+    for said in [
+        "max_clients = 32 ",
+        "# /etc/mpsd/mpsd.toml:14\n",
+        "replicas is not set ",
     ] {
+        assert!(shown.contains(said), "{shown}");
+    }
+    let long = "n".repeat(300);
+    for name in "|.|..|a/b|-x|n 1|n\u{e9}".split('|').chain([&*long]) {
         assert!(Settings::parse("", name).is_err(), "{name}");
     }
 }
@@ -211,10 +192,8 @@ fn an_error_names_file_line_column_and_what_is_known() {
         let text = &text.replace('|', "\n");
         let error = error(text);
         let expected = format!("/etc/mpsd/mpsd.toml:{message}");
-        assert!(
-            error.starts_with(&expected) && !error.contains('\n'),
-            "{text}\n  is {error}\n not {expected}"
-        );
+        let is_good = error.starts_with(&expected) && !error.contains('\n');
+        assert!(is_good, "{text}\n  is {error}\n not {expected}");
     }
 }
 
@@ -244,33 +223,23 @@ fn only_roots_file_is_obeyed() {
 
 #[test]
 fn the_job_comes_before_the_defaults() {
-    const ALL: &str = "defaults = {threads = 25, mem = \"4G\", report = true}";
-    const BIND: &str = "defaults.bind = \"block\"";
+    let all = "defaults = {threads = 25, mem = \"4G\", report = true}";
+    let bind = "defaults.bind = \"block\"";
+    let filled = "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_REPORT=on";
+    let own = "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_REPORT=off";
     for (config, account, whole) in [
-        (
-            ALL,
-            "MPS=on",
-            "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_REPORT=on",
-        ),
-        (
-            ALL,
-            "MPS=on,MPS_MEM=8G,MPS_REPORT=no",
-            "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_REPORT=off",
-        ),
-        (BIND, "MPS=on", "MPS=per-node,MPS_BIND=block"),
+        (all, "MPS=on", filled),
+        (all, "MPS=on,MPS_MEM=8G,MPS_REPORT=no", own),
+        (bind, "MPS=on", "MPS=per-node,MPS_BIND=block"),
     ] {
         let request: crate::Request = account.parse().unwrap();
         assert_eq!(settings(config).with_defaults(&request).to_string(), whole);
     }
     let tenths = crate::Percent::from_tenths;
-    assert_eq!(
-        settings("ceilings.threads = 50").ceilings.threads,
-        tenths(500)
-    );
-    assert_eq!(
-        settings("defaults.threads = 12.5").defaults.threads,
-        tenths(125).map(crate::request::Threads::Uniform)
-    );
+    let ceiling = settings("ceilings.threads = 50").ceilings.threads;
+    assert_eq!(ceiling, tenths(500));
+    let default = settings("defaults.threads = 12.5").defaults.threads;
+    assert_eq!(default, tenths(125).map(crate::request::Threads::Uniform));
 }
 
 #[test]
@@ -282,31 +251,22 @@ fn a_file_with_errors_still_names_its_directories() {
         directories_alone(&path, "n1").run_dir
     };
     let own = "run_dir = \"/run/%n/mps\"\n";
-    let errors = [
-        "max_clients = 999999\n",
-        "no_such_key = 1\n",
-        "compute_mode = \"other\"\n",
-        "deadline_s = \n",
-        "x x\n",
-        "control = \"/unclosed\n",
-        "[[node]]\nhosts = 3\n",
-        "[slurm]\nx\n",
-        "[[[\n",
-    ];
-    for error in errors {
-        assert_eq!(
-            named(&format!("{own}{error}")),
-            Path::new("/run/n1/mps"),
-            "{error}"
-        );
+    let errors = r#"max_clients = 999999
+no_such_key = 1
+compute_mode = "other"
+deadline_s =
+x x
+control = "/unclosed
+[[node]]|hosts = 3
+[slurm]|x
+[[["#;
+    for error in errors.lines().map(|error| error.replace('|', "\n")) {
+        let found = named(&format!("{own}{error}\n"));
+        assert_eq!(found, Path::new("/run/n1/mps"), "{error}");
     }
-    assert_eq!(
-        named("x x\n[[node]]\nhosts = \"n1\"\nrun_dir = \"/run/a\"\n"),
-        Path::new("/run/a")
-    );
-    assert_eq!(
-        named("run_dir = \"/run/../etc\"\n"),
-        Settings::usual().run_dir
-    );
-    assert_eq!(named(""), Settings::usual().run_dir);
+    let of_section = named("x x\n[[node]]\nhosts = \"n1\"\nrun_dir = \"/run/a\"\n");
+    assert_eq!(of_section, Path::new("/run/a"));
+    for none in ["run_dir = \"/run/../etc\"\n", ""] {
+        assert_eq!(named(none), Settings::usual().run_dir);
+    }
 }
