@@ -178,12 +178,9 @@ fn lives(node: &mut impl Members, worker: ProcessRef) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::real::RealNode;
-    use mpsd_core::Paths;
-    use mpsd_core::config::Settings;
+    use crate::node::testing::node;
     use nix::sys::wait::{Id, WaitPidFlag, waitid};
     use nix::unistd::Pid;
-    use std::path::Path;
 
     #[test]
     fn what_another_release_tells_of_gpus_hides_nothing_else() {
@@ -193,19 +190,10 @@ mod tests {
         assert!(ledger.hung_worker.is_some() && ledger.gpus.is_none());
     }
 
-    fn node(run: &Path) -> RealNode {
-        let settings = Settings {
-            paths: Paths::new(run, run),
-            ..Settings::usual()
-        };
-        let limit = Duration::from_secs(20);
-        RealNode::new("test", &settings, limit, limit)
-    }
-
     #[test]
     fn only_the_very_process_that_was_killed_and_lives_is_remembered() {
         let place = tempfile::tempdir().unwrap();
-        let mut node = node(place.path());
+        let mut node = node(place.path(), Duration::from_secs(20));
         let mut child = std::process::Command::new("/bin/sleep");
         let mut child = child.arg("60").spawn().unwrap();
         let pid = child.id().cast_signed();
@@ -231,17 +219,19 @@ mod tests {
         let file = place.path().join(NAME);
         let text = "{\"version\":1}".to_owned() + &" ".repeat(LONGEST);
         std::fs::write(&file, &text).unwrap();
-        let mut node = node(place.path());
-        remember_gpus(&mut node, &Inventory::default());
+        let mut node = node(place.path(), Duration::from_secs(20));
+        for uid in [1000, 1001] {
+            assert!(!note_failed_start(&mut node, uid, &job));
+        }
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     }
 
     #[test]
     fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
         let place = tempfile::tempdir().unwrap();
-        let mut node = node(place.path());
-        let file = place.path().join(NAME);
-        let newer = r#"{"version":2,"hung_worker":{"pid":5,"start_time":6}}"#;
+        let mut node = node(place.path(), Duration::from_secs(20));
+        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
+        let newer = r#"{"version":2,"failed_starts":{"5":{"when":1,"job":"6"}}}"#;
         for text in ["", "{", "[]", newer] {
             std::fs::write(&file, text).unwrap();
             assert_eq!(Ledger::read(&mut node), Ledger::default(), "{text}");

@@ -219,27 +219,22 @@ impl RealNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::Paths;
+    use crate::node::testing::node;
     use mpsd_core::config::Settings;
-    use mpsd_sys::testing::alone;
+    use mpsd_sys::testing::{STRANGER, alone};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;
 
-    const STRANGER: u32 = 54_321;
     /// Tells what it is, and leaves a process behind.
     const TELLS: &str = "#!/bin/sh\nsetsid /bin/sleep 60 </dev/null >/dev/null 2>&1 &\nexec >&2\n\
         echo $(grep -hE '^(Gid|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status) $(grep -c /of- /proc/self/cgroup) \"$@\"\nexit 1\n";
 
     /// A directory for everybody, and a node that runs `text` there instead of mpsd.
     fn node_with(name: &str, text: &str) -> (tempfile::TempDir, RealNode) {
-        let (limit, place) = (Duration::from_secs(60), tempfile::tempdir().unwrap());
+        let place = tempfile::tempdir().unwrap();
         let mode = || PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(place.path(), mode()).unwrap();
-        let settings = Settings {
-            paths: Paths::new(place.path(), place.path()),
-            ..Settings::usual()
-        };
-        let mut node = RealNode::new("test", &settings, limit, limit);
+        let mut node = node(place.path(), Duration::from_secs(60));
         node.mpsd = place.path().join(name);
         std::fs::write(&node.mpsd, text).unwrap();
         std::fs::set_permissions(&node.mpsd, mode()).unwrap();

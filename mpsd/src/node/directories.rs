@@ -76,10 +76,8 @@ pub fn other_users_may(path: &Path, bit: u32) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsd_sys::testing::STRANGER;
     use std::os::unix::fs::chown;
-
-    /// A user that owns nothing on any system.
-    const STRANGER: u32 = 54_321;
 
     #[test]
     fn a_directory_that_others_own_or_write_is_the_nodes_misconfiguration() {

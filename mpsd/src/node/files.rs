@@ -266,17 +266,9 @@ fn enter_first_namespace(path: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::job::store::Store as _;
-    use mpsd_core::config::Settings;
-    use mpsd_core::{Failure, GpuUuid, Paths};
+    use crate::node::testing::node;
+    use mpsd_core::{Failure, GpuUuid};
     use std::sync::atomic::{AtomicBool, Ordering};
-
-    fn node(place: &Path, limit: Duration) -> RealNode {
-        let settings = Settings {
-            paths: Paths::new(place, place),
-            ..Settings::usual()
-        };
-        RealNode::new("test", &settings, limit, limit / 2)
-    }
 
     /// A stopped prologue may hold it.
     #[test]

@@ -228,29 +228,17 @@ fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::Paths;
-    use mpsd_core::config::{Cgroup as CgroupRule, Settings};
+    use crate::node::testing::{self, journal};
+    use mpsd_core::config::Cgroup as CgroupRule;
     use mpsd_sys::cgroup::Cgroup;
     use mpsd_sys::spawn::Spawn;
-    use mpsd_sys::testing::alone;
+    use mpsd_sys::testing::{STRANGER, alone};
     use std::os::unix::fs::PermissionsExt;
-
-    const STRANGER: u32 = 54_321;
-
-    fn journal() -> Journal {
-        serde_json::from_str(include_str!("../job/recorded/journal-1.json")).unwrap()
-    }
 
     /// With a directory of its own for what it writes.
     fn node() -> (tempfile::TempDir, RealNode) {
-        let limit = Duration::from_secs(60);
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths::new(dir.path(), dir.path());
-        let settings = Settings {
-            paths,
-            ..Settings::usual()
-        };
-        let node = RealNode::new("test", &settings, limit, limit);
+        let node = testing::node(dir.path(), Duration::from_secs(60));
         (dir, node)
     }
 

@@ -1,22 +1,17 @@
 use super::*;
 use crate::job::journal::Programs;
 use crate::node::tasks::tasks;
+use crate::node::testing::{journal, node};
 use mpsd_core::JobId;
-use mpsd_core::config::Settings;
 use mpsd_sys::cgroup::Cgroup;
 use mpsd_sys::spawn::{Child, Identity, Spawn};
-use mpsd_sys::testing::{alone, outlived_by_a_thread};
+use mpsd_sys::testing::{STRANGER, alone, outlived_by_a_thread};
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 
-/// A user that owns nothing on any system.
-const STRANGER: u32 = 54_321;
-
 fn recorded() -> (RealNode, Journal) {
-    let journal = serde_json::from_str(include_str!("../job/recorded/journal-1.json"));
-    let limit = Duration::from_secs(1);
-    let node = RealNode::new("test", &Settings::usual(), limit, limit);
-    (node, journal.unwrap())
+    let node = node(Path::new("/run/mpsd"), Duration::from_secs(1));
+    (node, journal())
 }
 
 fn limit() -> Deadline {
@@ -43,11 +38,7 @@ fn made_cgroup(name: &str) -> Cgroup {
 
 fn remove_cgroup(cgroup: &Cgroup) {
     let removed = cgroup.remove();
-    cgroup
-        .path()
-        .parent()
-        .iter()
-        .for_each(|base| Cgroup::remove_base(base));
+    Cgroup::remove_base(cgroup.path().parent().unwrap());
     removed.unwrap();
 }
 
@@ -72,10 +63,8 @@ fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_ser
     };
     let own = journal.record().daemons[0].pipe.clone();
     assert!(is_proved(STRANGER, &own, Role::Server));
-    assert!(
-        !is_proved(STRANGER, Path::new("/tmp"), Role::Server),
-        "of no job"
-    );
+    let of_no_job = is_proved(STRANGER, Path::new("/tmp"), Role::Server);
+    assert!(!of_no_job);
     assert!(!is_proved(STRANGER + 1, &own, Role::Server), "a stranger's");
     assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
 }
@@ -91,10 +80,8 @@ fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
     let own = node.known_members(&journal);
     sleeper.kill(limit());
     remove_cgroup(&cgroup);
-    assert_eq!(
-        own.iter().map(|one| one.process).collect::<Vec<_>>(),
-        [sleeper.id().unwrap()]
-    );
+    let own: Vec<_> = own.iter().map(|one| one.process).collect();
+    assert_eq!(own, [sleeper.id().unwrap()]);
 }
 
 /// The user's own program in our daemon's place may start what it likes in the job's cgroup.
@@ -148,19 +135,34 @@ fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
     child.wait(limit()).unwrap();
 }
 
+/// Else the end of one job would kill the verification of another that joins the same MPS.
+#[test]
+fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
+    let (mut node, journal) = recorded();
+    let probe = beside(PROBE).unwrap();
+    std::fs::copy("/bin/sleep", &probe).unwrap();
+    let mut found = Vec::new();
+    for program in [&probe, Path::new("/bin/sleep")] {
+        let mut sleeper = start(program, |_| ());
+        let id = sleeper.id().unwrap();
+        let known = node.roles(&journal, &[id]).into_iter();
+        let known: Vec<_> = known.map(|(_, role)| role).collect();
+        found.push((known, roles(&node, &journal, &[id])));
+        sleeper.kill(limit());
+    }
+    std::fs::remove_file(&probe).unwrap();
+    assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
+}
+
 /// Each process says that it is of job 78. A scheduler's cgroup is believed first.
 #[test]
 fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
     let cgroup = made_cgroup("-jobs");
     let (mut node, shared) = recorded();
     let (mut found, mut of_others) = (Vec::new(), Vec::new());
-    for below in [
-        "job_77/step_0",
-        "sEKNK/step_0",
-        "pbs_jobs.service/jobid/77.srv",
-        "torque/77.srv/R0.t0",
-        "none",
-    ] {
+    let places =
+        "job_77/step_0 sEKNK/step_0 pbs_jobs.service/jobid/77.srv torque/77.srv/R0.t0 none";
+    for below in places.split(' ') {
         let path = cgroup.path().join(below);
         std::fs::create_dir_all(&path).unwrap();
         let mut sleeper = start(Path::new("/bin/sleep"), |spawn| {
@@ -170,53 +172,40 @@ fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_
         });
         let pid = sleeper.pid();
         let by_sluid = |sluid: &str| (sluid == "sEKNK").then(|| JobId::parse("77").unwrap());
-        let job = tasks(STRANGER + 2, &[pid], &by_sluid)
-            .remove(0)
-            .job
-            .unwrap();
-        let mut others = shared.clone();
-        let record = &mut others.plan.record;
-        (record.uid, record.job) = (STRANGER, JobId::parse("77").unwrap());
-        of_others.extend(node.is_of_job(&others, pid));
+        let job = tasks(STRANGER + 2, &[pid], &by_sluid).remove(0).job;
+        let of = |uid: u32, job: &str| {
+            let mut journal = shared.clone();
+            let record = &mut journal.plan.record;
+            (record.uid, record.job) = (uid, JobId::parse(job).unwrap());
+            let is_slurms = ["77", "77.0", "77.1"].contains(&job);
+            record.sluid = is_slurms.then(|| "sEKNK".to_owned());
+            journal
+        };
+        of_others.extend(node.is_of_job(&of(STRANGER, "77"), pid));
         let mut ends = |job: &str| {
-            let mut member = shared.clone();
-            let record = &mut member.plan.record;
-            (record.uid, record.job) = (STRANGER + 2, JobId::parse(job).unwrap());
-            record.sluid = ["77", "77.0", "77.1"]
-                .contains(&job)
-                .then(|| "sEKNK".to_owned());
+            let member = of(STRANGER + 2, job);
             node.processes_of(&shared, &member).contains(&pid)
         };
-        found.push((
-            job,
-            ["77", "77.srv", "78.srv", "77.0", "77.1", "7"].map(&mut ends),
-        ));
+        let ends = "77 77.srv 78.srv 77.0 77.1 7".split(' ').map(&mut ends);
+        found.push((job.unwrap(), ends.collect::<Vec<_>>()));
         sleeper.kill(limit());
         for path in path.ancestors().take_while(|path| *path != cgroup.path()) {
             std::fs::remove_dir(path).unwrap();
         }
     }
     remove_cgroup(&cgroup);
-    assert_eq!(
-        of_others,
-        Vec::<bool>::new(),
-        "another user's process is of no job"
-    );
-    let found: Vec<_> = found
-        .iter()
-        .map(|(job, ends)| (job.as_str(), *ends))
-        .collect();
-    assert_eq!(
-        found,
-        [
-            // A step's end ends no client of its job's other steps.
-            ("77", [true, false, false, true, false, false]),
-            ("77", [true, false, false, true, false, false]),
-            ("77.srv", [false, true, false, false, false, false]),
-            ("77.srv", [false, true, false, false, false, false]),
-            ("78.srv", [false, false, true, false, false, false])
-        ]
-    );
+    // Another user's process is of no job.
+    assert_eq!(of_others, [false; 0]);
+    let expected = [
+        // A step's end ends no client of its job's other steps.
+        ("77", [true, false, false, true, false, false]),
+        ("77", [true, false, false, true, false, false]),
+        ("77.srv", [false, true, false, false, false, false]),
+        ("77.srv", [false, true, false, false, false, false]),
+        ("78.srv", [false, false, true, false, false, false]),
+    ];
+    let expected = expected.map(|(job, ends)| (job.to_owned(), ends.to_vec()));
+    assert_eq!(found, expected);
 }
 
 /// Frames above a call of the driver, and below it frames that differ from thread to thread.

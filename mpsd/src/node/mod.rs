@@ -13,6 +13,8 @@ pub mod real;
 pub mod reports;
 pub mod site_directory;
 pub mod tasks;
+#[cfg(test)]
+pub mod testing;
 pub mod unbegun;
 pub mod worker;
 

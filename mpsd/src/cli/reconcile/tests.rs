@@ -1,4 +1,5 @@
 use super::*;
+use crate::node::testing::journal;
 use crate::node::unbegun;
 use mpsd_core::Paths;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,8 +21,7 @@ impl Place {
             cgroup: mpsd_core::config::Cgroup::None,
             ..Settings::usual()
         };
-        let recorded = include_str!("../../job/recorded/journal-1.json");
-        let mut first: Journal = serde_json::from_str(recorded).unwrap();
+        let mut first = journal();
         first.plan.effects.clear();
         first.plan.record.daemons.clear();
         first.plan.record.gpus.clear();
