@@ -340,7 +340,7 @@ pub fn leave(pid: i32) {
 mod tests {
     use super::*;
     use crate::spawn::Child;
-    use crate::testing::{alone, as_stranger, soon};
+    use crate::testing::{alone, as_stranger, soon, wait_until};
 
     /// The directory of this run of the tests alone.
     fn base() -> String {
@@ -394,14 +394,7 @@ mod tests {
     }
 
     fn count_reaches(cgroup: &Cgroup, count: usize) {
-        let deadline = soon();
-        while cgroup.procs().unwrap().len() < count {
-            assert!(
-                deadline.sleep(Duration::from_millis(5)),
-                "{:?}",
-                cgroup.procs()
-            );
-        }
+        wait_until(|| cgroup.procs().unwrap().len() >= count);
     }
 
     #[test]
@@ -410,11 +403,7 @@ mod tests {
         for TestCgroup(cgroup) in &everywhere("4711") {
             assert!(empties(cgroup, Deadline::after_ms(0)));
             let mut child = start(cgroup, "sleep 1");
-            assert!(
-                cgroup.procs().unwrap().contains(&child.pid()),
-                "{:?}",
-                cgroup.path()
-            );
+            assert!(cgroup.procs().unwrap().contains(&child.pid()));
             assert!(!empties(cgroup, Deadline::after_ms(20)));
             let in_use = cgroup.remove().unwrap_err().errno();
             assert_eq!(in_use, Some(Errno::EBUSY));

@@ -61,16 +61,20 @@ pub fn outlived_by_a_thread(uid: u32) -> Child {
         raw::end_this_thread()
     });
     let process = Process::find(child.pid()).unwrap();
-    let deadline = soon();
-    while process.stat().unwrap().state != State::Defunct {
-        assert!(deadline.sleep(Duration::from_millis(1)));
-    }
+    wait_until(|| process.stat().unwrap().state == State::Defunct);
     child
 }
 
 /// Enough time for a busy machine.
 pub fn soon() -> Deadline {
     Deadline::after_ms(10_000)
+}
+
+pub fn wait_until(is_so: impl Fn() -> bool) {
+    let deadline = soon();
+    while !is_so() {
+        assert!(deadline.sleep(Duration::from_millis(1)), "it did not come");
+    }
 }
 
 /// Makes the calling thread a process of this user's.

@@ -91,8 +91,7 @@ fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, F
 mod tests {
     use crate::deadline::Deadline;
     use crate::files::{Dir, FileError};
-    use crate::spawn::Child;
-    use crate::testing::alone;
+    use crate::testing::{alone, forked, wait_until};
     use mpsd_core::file::Durability;
     use std::time::Duration;
 
@@ -101,22 +100,16 @@ mod tests {
         let _alone = alone();
         let place = tempfile::tempdir().unwrap();
         let dir = Dir::open(place.path()).unwrap();
-        let pid = match crate::raw::fork().unwrap() {
-            None => {
-                let held = dir.lock("gpu", Deadline::after_ms(1000));
-                let _ = dir.write("held", b"", 0o600, Durability::Placed);
-                while held.is_ok() {
-                    nix::unistd::pause();
-                }
-                crate::raw::exit_now(1)
+        let mut child = forked(|| {
+            let held = dir.lock("gpu", Deadline::after_ms(1000));
+            let _ = dir.write("held", b"", 0o600, Durability::Placed);
+            while held.is_ok() {
+                nix::unistd::pause();
             }
-            Some(pid) => pid,
-        };
-        let mut child = Child::adopt(pid);
+            1
+        });
         let deadline = Deadline::after_ms(5000);
-        while dir.status_of("held").unwrap().is_none() {
-            assert!(deadline.sleep(Duration::from_millis(1)));
-        }
+        wait_until(|| dir.status_of("held").unwrap().is_some());
         let began = std::time::Instant::now();
         let late = dir.lock("gpu", Deadline::after_ms(50));
         assert!(matches!(late, Err(FileError::Bound { .. })));

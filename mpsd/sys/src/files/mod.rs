@@ -294,12 +294,12 @@ impl AsFd for Dir {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::testing::STRANGER;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-    fn place() -> (tempfile::TempDir, Dir) {
+    pub fn place() -> (tempfile::TempDir, Dir) {
         let place = tempfile::tempdir().unwrap();
         let dir = Dir::open(place.path()).unwrap();
         (place, dir)
@@ -316,10 +316,8 @@ mod tests {
         symlink("real", place.path().join("link")).unwrap();
         assert!(dir.open_dir("real").is_ok());
         assert!(message(dir.open_dir("link")).ends_with("link' is a symbolic link"));
-        assert!(
-            message(Dir::open(&place.path().join("link/below")))
-                .ends_with("link' is a symbolic link")
-        );
+        let below = Dir::open(&place.path().join("link/below"));
+        assert!(message(below).ends_with("link' is a symbolic link"));
         assert!(message(Dir::open(Path::new("run"))).contains("not an absolute path"));
         assert!(message(Dir::open(Path::new("/run/../etc"))).contains("'..'"));
         for name in ["", ".", "..", "a/b", "a\0b"] {

@@ -224,6 +224,7 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::place;
     use crate::testing::{STRANGER, alone, as_stranger, soon};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::path::Path;
@@ -233,12 +234,6 @@ mod tests {
             entries: 100_000,
             deadline: Deadline::after_ms(20_000),
         }
-    }
-
-    fn place() -> (tempfile::TempDir, Dir) {
-        let place = tempfile::tempdir().unwrap();
-        let dir = Dir::open(place.path()).unwrap();
-        (place, dir)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::process::{Process, ProcessTable};
 use crate::spawn::KillReason;
-use crate::testing::{alone, forked, soon};
+use crate::testing::{alone, forked, soon, wait_until};
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use std::fs::File;
@@ -336,14 +336,9 @@ fn a_question_may_crash_panic_exit_or_hang() {
 
 /// The pid that a process writes to this file.
 fn pid_in(path: &std::path::Path) -> i32 {
-    let deadline = soon();
-    loop {
-        let text = std::fs::read_to_string(path).unwrap();
-        if let Some(pid) = text.strip_suffix('\n') {
-            return pid.parse().unwrap();
-        }
-        assert!(deadline.sleep(Duration::from_millis(5)), "there is no pid");
-    }
+    let text = || std::fs::read_to_string(path).unwrap();
+    wait_until(|| text().ends_with('\n'));
+    text().trim().parse().unwrap()
 }
 
 /// An end may undo a killed start at once. The start's child must not continue after that.
@@ -378,11 +373,7 @@ fn a_question_in_state_d_is_given_up_in_bounded_time() {
         panic!("{outcome:?}")
     };
     // Its stopped child is in the question's session, so it was killed as well: what hung ends now.
-    let deadline = soon();
-    while survivor.is_some_and(|pid| raw::reap(Some(pid)) == Ok(None)) {
-        let goes_on = deadline.sleep(Duration::from_millis(5));
-        assert!(goes_on, "the process in state D did not end");
-    }
+    wait_until(|| survivor.is_none_or(|pid| raw::reap(Some(pid)) != Ok(None)));
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 

@@ -253,7 +253,7 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon};
+    use crate::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon, wait_until};
 
     fn sleeper() -> crate::spawn::Child {
         let mut spawn = as_stranger("/bin/sleep", &["60"]);
@@ -308,13 +308,8 @@ mod tests {
         assert!(!process.wait_gone(Deadline::after_ms(20)));
         assert!(process.signal(Signal::SIGSTOP));
         let deadline = Deadline::after_ms(5000);
-        while process.state() != Some(State::Stopped) {
-            assert!(deadline.sleep(Duration::from_millis(1)));
-        }
-        assert!(
-            process.signal(Signal::SIGKILL),
-            "a stopped process can be killed"
-        );
+        wait_until(|| process.state() == Some(State::Stopped));
+        assert!(process.signal(Signal::SIGKILL), "though it is stopped");
         assert!(process.wait_gone(deadline));
         assert_eq!(process.state(), Some(State::Defunct));
         assert_eq!(process.executable(), None);
@@ -353,13 +348,7 @@ mod tests {
         let mut child = outlived_by_a_thread(STRANGER);
         let process = Process::find(child.pid()).unwrap();
         let deadline = Deadline::after_ms(5000);
-        while process.state() != Some(State::Sleeping) {
-            assert!(
-                deadline.sleep(Duration::from_millis(1)),
-                "{:?}",
-                process.state()
-            );
-        }
+        wait_until(|| process.state() == Some(State::Sleeping));
         let exe = process.executable().unwrap();
         assert_eq!(exe.path, std::env::current_exe().unwrap());
         // The living thread sleeps. If the kernel shows stacks, its stack says so.
