@@ -153,6 +153,10 @@ mod tests {
         }
     }
 
+    fn sh(line: &str) -> Program {
+        program("/bin/sh", &["-c", line])
+    }
+
     #[test]
     fn what_it_writes_and_how_it_ends_come_back() {
         let result = run(&program("/usr/bin/env", &[]));
@@ -162,31 +166,20 @@ mod tests {
         };
         assert_eq!(result, expected);
         assert_eq!(run(&program("/bin/false", &[])).code, Ok(1));
-        let long = run(&program(
-            "/bin/sh",
-            &["-c", "yes 12345 | head -c 1000000; exit 3"],
-        ));
-        assert_eq!(
-            (long.code, long.lines.len()),
-            (Ok(3), MOST_OUTPUT.div_ceil(6))
-        );
-        let missing = run(&program("/usr/libexec/mpsd/none", &[]))
-            .code
-            .unwrap_err();
-        assert!(
-            missing.starts_with("cannot run '/usr/libexec/mpsd/none': No such file"),
-            "{missing}"
-        );
+        let long = run(&sh("yes 12345 | head -c 1000000; exit 3"));
+        assert_eq!(long.code, Ok(3));
+        assert_eq!(long.lines.len(), MOST_OUTPUT.div_ceil(6));
+        let missing = run(&program("/usr/none", &[])).code.unwrap_err();
+        let why = "cannot run '/usr/none': No such file";
+        assert!(missing.starts_with(why), "{missing}");
     }
 
     #[test]
     fn it_has_a_session_and_fresh_signals_and_no_descriptor_of_ours() {
         let blocked = SigSet::from(Signal::SIGTERM);
         blocked.thread_block().unwrap();
-        let status = run(&program(
-            "/bin/cat",
-            &["/proc/self/status", "/proc/self/stat"],
-        ));
+        let files = ["/proc/self/status", "/proc/self/stat"];
+        let status = run(&program("/bin/cat", &files));
         blocked.thread_unblock().unwrap();
         let field = |name: &str| {
             let line = status.lines.iter().find(|l| l.starts_with(name)).unwrap();
@@ -221,7 +214,7 @@ mod tests {
             let result = run(&Program {
                 limit: Duration::from_millis(300),
                 detached,
-                ..program("/bin/sh", &["-c", line])
+                ..sh(line)
             });
             assert!(result.code.unwrap_err().contains("was killed"));
             assert!(begin.elapsed() < Duration::from_secs(5));

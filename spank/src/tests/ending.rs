@@ -108,24 +108,6 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
     }
 }
 
-#[test]
-fn a_report_says_if_it_has_the_clients_of_other_jobs_that_share_the_mps() {
-    for (shared, by) in [
-        (false, "its own mpsd so far"),
-        (true, "the mpsd of all jobs that share it, so far"),
-    ] {
-        let mut own = record("4711", RecordState::Ready);
-        (own.report, own.shared) = (true, shared);
-        let mut node = FakeNode::new().with_record(own);
-        node.observations = Some(Observations::default());
-        let mut process = begin(FakeSlurm::step(0), &node, "mps mps-report");
-        exit(&mut process, &[0; 4]);
-        let told = told(&process);
-        let words = format!("job 4711: on n1, by {by}: 0 clients");
-        assert!(told.len() == 1 && told[0].starts_with(&words), "{told:?}");
-    }
-}
-
 /// A job with four clients, whose MPS gave each of them a tenth of its only GPU.
 fn seen(clients: u64) -> (Record, Observations) {
     let mut own = record("4711", RecordState::Ready);
@@ -148,6 +130,18 @@ fn seen(clients: u64) -> (Record, Observations) {
         ..Observations::default()
     };
     (own, seen)
+}
+
+/// What is told at the end of the four tasks of this step.
+fn told_of(step: u32, flags: &str, clients: u64, change: impl FnOnce(&mut Record)) -> Vec<String> {
+    let (mut own, observed) = seen(clients);
+    change(&mut own);
+    let mut node = FakeNode::new().with_record(own);
+    node.observations = Some(observed);
+    let slurm = FakeSlurm::step(step).with(Item::TaskGlobalId, 0);
+    let mut process = begin(slurm, &node, flags);
+    exit(&mut process, &[0; 4]);
+    told(&process)
 }
 
 #[test]
@@ -181,31 +175,23 @@ fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none(
 
 #[test]
 fn a_report_in_the_jobs_output_ends_with_the_advice() {
-    for (shared, clients, words) in [
-        (
-            false,
-            4,
-            "; advice: 4 clients with 10 % of the threads each could use 40 % of the GPU",
-        ),
-        (
-            false,
-            0,
-            "0 clients: no CUDA program used its MPS; GPU 92 % busy; advice: no CUDA program used this job's MPS",
-        ),
-        (true, 4, "so far: 4 clients, 4 at once"),
+    let own = "job 4711: on n1, by its own mpsd so far: ";
+    let all = "job 4711: on n1, by the mpsd of all jobs that share it, so far: ";
+    let aim = "; advice: 4 clients with 10 % of the threads each could use 40 % of the GPU";
+    let none = "0 clients: no CUDA program used its MPS; GPU 92 % busy; advice: no CUDA program used this job's MPS";
+    for (shared, clients, begin, words) in [
+        (false, 4, own, aim),
+        (false, 0, own, none),
+        (true, 4, all, "so far: 4 clients, 4 at once"),
     ] {
-        let (mut own, observed) = seen(clients);
-        (own.report, own.shared) = (true, shared);
-        let mut node = FakeNode::new().with_record(own);
-        node.observations = Some(observed);
-        let mut process = begin(FakeSlurm::step(0), &node, "mps mps-report");
-        exit(&mut process, &[0; 4]);
-        let told = told(&process).concat();
-        assert!(
-            told.contains(words) && told.contains("advice") != shared,
-            "{told}"
-        );
-        assert!(told.contains("; GPU 92 % busy") != shared, "{told}");
+        let told = told_of(0, "mps mps-report", clients, |own| {
+            (own.report, own.shared) = (true, shared);
+        });
+        assert!(told.len() == 1 && told[0].starts_with(begin), "{told:?}");
+        let told = told.concat();
+        assert!(told.contains(words), "{told}");
+        assert_eq!(told.contains("advice"), !shared, "{told}");
+        assert_eq!(told.contains("; GPU 92 % busy"), !shared, "{told}");
     }
 }
 
@@ -214,15 +200,10 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
 fn a_job_with_a_script_ends_with_it() {
     for (script, step, is_told) in [(true, 7, false), (true, BATCH, true), (false, 7, true)] {
         for report in [false, true] {
-            let (mut own, observed) = seen(4);
-            (own.script, own.report, own.summary) = (script, report, !report);
-            let mut node = FakeNode::new().with_record(own);
-            node.observations = Some(observed);
-            let slurm = FakeSlurm::step(step).with(Item::TaskGlobalId, 0);
-            let mut process = begin(slurm, &node, "mps");
-            exit(&mut process, &[0; 4]);
-            let told = told(&process).len();
-            assert_eq!(told, usize::from(is_told), "{script} {step}");
+            let told = told_of(step, "mps", 4, |own| {
+                (own.script, own.report, own.summary) = (script, report, !report);
+            });
+            assert_eq!(told.len(), usize::from(is_told), "{script} {step}");
         }
     }
 }

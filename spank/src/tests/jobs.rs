@@ -168,25 +168,17 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
 }
 
 #[test]
-fn a_job_without_gpus_costs_nothing_in_an_automatic_partition() {
-    for (gpus, runs) in [("0", true), ("", false)] {
-        let node = FakeNode::under("auto_partitions = [\"shared\"]");
-        let slurm = script().process("SLURM_JOB_PARTITION", "shared");
-        prolog(slurm.process("SLURM_JOB_GPUS", gpus), &node);
-        assert_eq!(!node.nothing_ran(), runs, "'{gpus}'");
-    }
-}
-
-#[test]
-fn the_sites_mode_is_auto_unless_it_says_another() {
+fn the_sites_mode_is_auto_unless_it_says_another_and_a_job_without_gpus_costs_nothing() {
     for (config, request) in [
         ("", "MPS=auto"),
         ("[defaults]\nmode = \"on\"", "MPS=per-node"),
         ("[defaults]\nmode = \"own\"", "MPS=own"),
     ] {
         let node = FakeNode::under(&format!("auto_partitions = [\"shared\"]\n{config}"));
-        let slurm = script().process("SLURM_JOB_GPUS", "0");
-        prolog(slurm.process("SLURM_JOB_PARTITION", "shared"), &node);
+        let slurm = || script().process("SLURM_JOB_PARTITION", "shared");
+        prolog(slurm().process("SLURM_JOB_GPUS", ""), &node);
+        assert!(node.nothing_ran());
+        prolog(slurm().process("SLURM_JOB_GPUS", "0"), &node);
         let words = node.words();
         assert!(words.contains(&format!("--request {request} ")), "{words}");
         assert!(words.ends_with(" --by-site"), "{words}");

@@ -120,18 +120,13 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
         slurm.job("CUDA_MPS_PIPE_DIRECTORY", pipe)
     };
     let of_job = || with(PIPE);
+    // As CSCS' CDI file sets it for skybox.
+    let by_cdi = with("/tmp/nvidia-mps/pipe");
     let cases = [
         (of_job(), 0, true, Verdict::EndProcess, 1),
         (of_job(), 1, true, Verdict::EndProcess, 0),
         (of_job(), 0, false, Verdict::Continue, 0),
-        // As CSCS' CDI file sets it for skybox.
-        (
-            with("/tmp/nvidia-mps/pipe"),
-            0,
-            false,
-            Verdict::EndProcess,
-            1,
-        ),
+        (by_cdi, 0, false, Verdict::EndProcess, 1),
         (own, 0, true, Verdict::Continue, 0),
         (FakeSlurm::step(3), 0, true, Verdict::Continue, 0),
     ];
