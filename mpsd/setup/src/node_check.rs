@@ -235,26 +235,21 @@ mod tests {
 
     #[test]
     fn a_unit_that_is_off_or_failed_is_told_and_keeps_no_job_from_its_mps() {
-        let first_words = |host: &TextHost, booted| {
-            units(host, booted)
-                .iter()
-                .map(CheckLine::status)
-                .collect::<Vec<_>>()
+        let first_words = |host: &TextHost, booted| -> Vec<_> {
+            units(host, booted).iter().map(CheckLine::status).collect()
         };
         // A oneshot is inactive after a good run.
-        for (service, enabled, timer, last_run, expected) in [
-            ("active", "enabled", "active", "inactive", &["OK", "OK"][..]),
-            ("active", "enabled", "inactive", "inactive", &["OK", "WARN"]),
-            ("inactive", "enabled", "active", "inactive", &["WARN", "OK"]),
-            ("active", "disabled", "active", "inactive", &["WARN", "OK"]),
-            (
-                "active",
-                "enabled",
-                "active",
-                "failed",
-                &["OK", "OK", "WARN"],
-            ),
+        for (states, expected) in [
+            ("active enabled active inactive", &["OK", "OK"][..]),
+            ("active enabled inactive inactive", &["OK", "WARN"]),
+            ("inactive enabled active inactive", &["WARN", "OK"]),
+            ("active disabled active inactive", &["WARN", "OK"]),
+            ("active enabled active failed", &["OK", "OK", "WARN"]),
         ] {
+            let [service, enabled, timer, last_run] = states.split(' ').collect::<Vec<_>>()[..]
+            else {
+                panic!("{states}");
+            };
             let host = systemd(&[
                 ("is-active mpsd.service", service),
                 ("is-enabled mpsd.service", enabled),
@@ -273,9 +268,7 @@ mod tests {
         let told = |run: &str, writable: &str| {
             let shown = format!("ReadWritePaths={writable}");
             let questions = SANDBOXED.map(|unit| format!("show --property=ReadWritePaths {unit}"));
-            let answers = questions
-                .each_ref()
-                .map(|question| (question.as_str(), shown.as_str()));
+            let answers = questions.each_ref().map(|question| (&**question, &*shown));
             let lines = sandboxes(&systemd(&answers), &Paths::new(run, "/var/lib/mpsd"));
             lines.iter().map(CheckLine::status).collect::<Vec<_>>()
         };
@@ -304,9 +297,7 @@ mod tests {
         };
         assert_eq!(of("active", shown), Some("/var/lib/x".into()));
         assert_eq!(of("inactive", shown), None);
-        assert_eq!(
-            of("active", "ExecStart={ argv[]=/usr/bin/mpsctl metrics ; }"),
-            None
-        );
+        let without = "ExecStart={ argv[]=/usr/bin/mpsctl metrics ; }";
+        assert_eq!(of("active", without), None);
     }
 }

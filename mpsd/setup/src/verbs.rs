@@ -294,10 +294,7 @@ mod tests {
     #[test]
     fn a_file_is_written_only_if_its_text_mode_owner_or_kind_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
-        let (file, other) = (
-            directory.path().join("file"),
-            directory.path().join("other"),
-        );
+        let [file, other] = ["file", "other"].map(|name| directory.path().join(name));
         let changed = || {
             let mut report = VerbReport::default();
             report.write(&file, b"text", 0o500, "").unwrap();
@@ -345,8 +342,13 @@ mod tests {
     fn a_job_with_a_journal_still_runs_here() {
         let directory = tempfile::tempdir().unwrap();
         let paths = Paths::new(directory.path(), directory.path());
-        let running = || running_jobs(&paths, 0).unwrap();
-        assert!(running().is_empty());
+        let running = |moved: &[&str]| {
+            let moved: Vec<String> = moved.iter().map(|job| (*job).to_owned()).collect();
+            running_jobs(&paths, &|| moved.clone(), 0).unwrap()
+        };
+        assert!(running(&[]).is_empty());
+        let below = ["12 (below '/run/old')"];
+        assert_eq!(running(&below), below);
         let job = directory.path().join("jobs/7");
         fs::create_dir_all(&job).unwrap();
         assert!(running().is_empty());

@@ -169,34 +169,27 @@ mod tests {
         let said = |account: &str, resource| {
             request(account.as_ref(), resource, &[]).unwrap_or_else(|refusal| refusal.to_string())
         };
-        for (account, resource, answer) in [
+        let all = "per-node+threads=25+mem=2G";
+        for (account, resource, own, moved) in [
             (
                 "proj1,MPS=true,MPS_THREADS=25;MPS_MEM=2G lab",
                 "",
-                r#"{"account":"proj1,lab","resource":"per-node+threads=25+mem=2G"}"#,
+                "proj1,lab",
+                all,
             ),
-            (
-                "mps_physics",
-                "",
-                r#"{"account":"mps_physics","resource":""}"#,
-            ),
-            (
-                "proj1",
-                "on+mem=2G",
-                r#"{"account":"proj1","resource":"per-node+mem=2G"}"#,
-            ),
+            ("mps_physics", "", "mps_physics", ""),
+            ("proj1", "on+mem=2G", "proj1", "per-node+mem=2G"),
         ] {
+            let answer = format!(r#"{{"account":"{own}","resource":"{moved}"}}"#);
             assert_eq!(said(account, resource), answer);
         }
-        let moved = Request::from_resource("per-node+threads=25+mem=2G").unwrap();
+        let moved = Request::from_resource(all).unwrap();
         let account = Request::from_account("MPS=true,MPS_THREADS=25,MPS_MEM=2G").unwrap();
         assert_eq!(Some(moved), account);
         assert!(request("MPS=true".as_ref(), "off", &[]).is_err());
         let project = request("mps,MPS=on".as_ref(), "", &["mps".to_owned()]);
-        assert_eq!(
-            project.unwrap(),
-            r#"{"account":"mps","resource":"per-node"}"#
-        );
+        let answer = r#"{"account":"mps","resource":"per-node"}"#;
+        assert_eq!(project.as_deref(), Ok(answer));
         assert!(said("MPS=true,MPS_THREADS=101", "").starts_with("MPS_THREADS=101: "));
     }
 }

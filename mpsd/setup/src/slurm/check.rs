@@ -482,109 +482,70 @@ mod tests {
             ("", Some(false), 4, false),
         ] {
             let settings = Settings::parse(&format!("[slurm]\n{lines}\n"), "n1").unwrap();
-            let line = left_out(confined, gpus, &settings);
-            let text = line.map(|line| line.to_string());
+            let line = left_out(confined, gpus, &settings).map(|line| line.to_string());
             let words = format!("only with all {gpus} GPUs of this node");
-            assert_eq!(
-                text.is_some_and(|text| text.contains(&words)),
-                told,
-                "{lines} {confined:?} {gpus}"
-            );
+            let is_told = line.is_some_and(|text| text.contains(&words));
+            assert_eq!(is_told, told, "{lines} {confined:?} {gpus}");
         }
     }
 
     #[test]
     fn a_run_dir_in_a_jobs_private_directory_is_found() {
-        let linux = "defaults:\n  base_path: /x # /run\n  dirs: \"/tmp,/run\"\nnode_confs:\n  - nodes: [n1]\n";
+        // With ';' for a line's end. The last row has the other plugin's file.
+        let rows = r#"
+namespace/tmpfs | | | /dev/shm/mpsd | hidden
+namespace/tmpfs | | | /run/mpsd | open
+job_container/tmpfs | job_container.conf | BasePath=/x Dirs=/run,/tmp; | /run/mpsd | hidden
+namespace/tmpfs | job_container.conf | BasePath=/run;Dirs=/var/tmp; | /run/mpsd | open
+namespace/linux | | | /tmp/mpsd | hidden
+namespace/linux | namespace.yaml | defaults:;  base_path: /x # /run;  dirs: "/tmp,/run";node_confs:;  - nodes: [n1]; | /run/mpsd | hidden
+namespace/linux | namespace.yaml | BY_PATH | /run/mpsd | hidden
+namespace/linux | namespace.yaml | BY_PATH | /x/mpsd | open
+namespace/linux | job_container.conf | Dirs=/run; | /run/mpsd | open"#;
         let by_path =
-            "defaults:\n  dir_confs:\n    - path: /run\n      tmpfs: true\n    - path: '/tmp'\n";
-        for (kind, file, text, run, hidden) in [
-            ("namespace/tmpfs", "", "", "/dev/shm/mpsd", true),
-            ("namespace/tmpfs", "", "", "/run/mpsd", false),
-            (
-                "job_container/tmpfs",
-                "job_container.conf",
-                "BasePath=/x Dirs=/run,/tmp\n",
-                "/run/mpsd",
-                true,
-            ),
-            (
-                "namespace/tmpfs",
-                "job_container.conf",
-                "BasePath=/run\nDirs=/var/tmp\n",
-                "/run/mpsd",
-                false,
-            ),
-            ("namespace/linux", "", "", "/tmp/mpsd", true),
-            // The other plugin's file.
-            (
-                "namespace/linux",
-                "job_container.conf",
-                "Dirs=/run\n",
-                "/run/mpsd",
-                false,
-            ),
-            (
-                "namespace/linux",
-                "namespace.yaml",
-                linux,
-                "/run/mpsd",
-                true,
-            ),
-            (
-                "namespace/linux",
-                "namespace.yaml",
-                by_path,
-                "/run/mpsd",
-                true,
-            ),
-            (
-                "namespace/linux",
-                "namespace.yaml",
-                by_path,
-                "/x/mpsd",
-                false,
-            ),
-        ] {
+            "defaults:;  dir_confs:;    - path: /run;      tmpfs: true;    - path: '/tmp';";
+        for row in rows.trim().lines() {
+            let row = row.replace("BY_PATH", by_path).replace(';', "\n");
+            let [kind, file, text, run, found] =
+                row.split('|').map(str::trim_start).collect::<Vec<_>>()[..]
+            else {
+                panic!("{row}");
+            };
+            let (kind, file, run) = (kind.trim(), file.trim(), run.trim());
             let host = TextHost::default().file("/x/slurm.conf", "");
             let host = host.file(&format!("/x/{file}"), text);
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
             let private = private_directories(kind, &conf, &host);
             let line = container(kind, &private, Path::new(run)).to_string();
-            assert_eq!(line.starts_with("FAIL"), hidden, "{text}: {line}");
+            assert_eq!(line.starts_with("FAIL"), found == "hidden", "{row}: {line}");
         }
     }
 
     #[test]
     fn a_timeout_of_slurm_that_shortens_our_own_is_told() {
-        for (lines, expected) in [
-            ("", &[][..]),
-            ("PrologEpilogTimeout=0\n", &[]),
-            ("PrologTimeout=65534\n", &[]),
-            // A key for one of both comes first.
-            (
-                "PrologTimeout=26\nPrologEpilogTimeout=9\n",
-                &[
-                    "OK    PrologTimeout is 26",
-                    "FAIL  PrologEpilogTimeout is 9",
-                ],
-            ),
-            (
-                "prologepilogtimeout=300\nEpilogTimeout=25\n",
-                &[
-                    "OK    PrologEpilogTimeout is 300",
-                    "WARN  EpilogTimeout is 25",
-                ],
-            ),
-            ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25"]),
-        ] {
-            let host = TextHost::default().file("/x/slurm.conf", lines);
+        // A key for one of both comes first.
+        let rows = "
+PrologEpilogTimeout=0 ->
+PrologTimeout=65534 ->
+PrologTimeout=26;PrologEpilogTimeout=9 -> OK    PrologTimeout is 26; FAIL  PrologEpilogTimeout is 9
+prologepilogtimeout=300;EpilogTimeout=25 -> OK    PrologEpilogTimeout is 300; WARN  EpilogTimeout is 25
+EpilogTimeout=25 -> WARN  EpilogTimeout is 25";
+        for (lines, expected) in rows
+            .lines()
+            .map(|row| row.split_once(" ->").unwrap_or_default())
+        {
+            let lines = lines.replace(';', "\n");
+            let expected = expected
+                .split(';')
+                .map(str::trim)
+                .filter(|line| !line.is_empty());
+            let expected: Vec<&str> = expected
+                .chain(["OK    UnkillableStepTimeout is 60"])
+                .collect();
+            let host = TextHost::default().file("/x/slurm.conf", &lines);
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
-            let found = timeouts(&conf, Duration::from_secs(20))
-                .into_iter()
-                .map(|line| line.to_string());
-            let found: Vec<String> = found.collect();
-            let expected = [expected, &["OK    UnkillableStepTimeout is 60"]].concat();
+            let found = timeouts(&conf, Duration::from_secs(20));
+            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
             assert_eq!(found.len(), expected.len(), "{found:?}");
             let alike = |(line, begin): (&String, &&str)| line.starts_with(*begin);
             assert!(found.iter().zip(&expected).all(alike), "{found:?}");

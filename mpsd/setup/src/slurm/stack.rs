@@ -256,11 +256,8 @@ mod tests {
             ("include plugstack.conf.d/pyxis.conf", false),
         ] {
             let pattern = stack.pattern(line);
-            assert_eq!(
-                pattern.is_some_and(|pattern| fits(&pattern, &stack.snippet())),
-                found,
-                "{line}"
-            );
+            let fits = pattern.is_some_and(|pattern| fits(&pattern, &stack.snippet()));
+            assert_eq!(fits, found, "{line}");
         }
     }
 }
