@@ -102,10 +102,10 @@ mod tests {
     #[test]
     fn blank_lines_and_comments_are_no_commands_and_have_no_number() {
         let read = commands(b"a b\n\n  # no\r\n\t c | d # e \r\n#\n\xffe").unwrap();
-        let all: Vec<(u64, &[u8])> = read
+        let all = read
             .iter()
-            .map(|line| (line.seq, line.text.as_encoded_bytes()))
-            .collect();
+            .map(|line| (line.seq, line.text.as_encoded_bytes()));
+        let all: Vec<(u64, &[u8])> = all.collect();
         assert_eq!(all, [(1, &b"a b"[..]), (2, b"c | d # e"), (3, b"\xffe")]);
         assert_eq!(commands(b"a\nb\0c"), Err(2));
         assert!(read_error(Path::new("/nonexistent")).contains("cannot be read"));
@@ -127,21 +127,17 @@ mod tests {
             })
         };
         let lines = commands("x\n".repeat(9).as_bytes()).unwrap();
-        let of = |part: Part| {
-            lines
-                .iter()
-                .filter(|line| part.has(line))
-                .map(|line| line.seq)
-                .collect::<Vec<_>>()
+        let of = |part: Part| -> Vec<u64> {
+            let own = lines.iter().filter(|line| part.has(line));
+            own.map(|line| line.seq).collect()
         };
         assert_eq!(of(step("2", "2", "0").unwrap()), [1, 3, 5, 7, 9]);
         assert_eq!(of(step("2", "2", "1").unwrap()), [2, 4, 6, 8]);
         assert_eq!(step("1", "1", "0"), Ok(Part::WHOLE));
         let several = step("2", "8", "0").unwrap_err().to_string();
-        assert!(
-            several.contains("8 tasks on 2 nodes") && several.contains("srun -N2 -n2"),
-            "{several}"
-        );
+        for said in ["8 tasks on 2 nodes", "srun -N2 -n2"] {
+            assert!(several.contains(said), "{several}");
+        }
         assert!(step("2", "2", "").is_err() && step("1", "4", "0").is_err());
         // A batch script of two nodes.
         let script = |name: &str| (name == "SLURM_NNODES").then(|| "2".to_owned());

@@ -282,41 +282,33 @@ mod tests {
         move |each| 100.0 + 400.0 * f64::from(each).min(at) / at
     }
 
+    /// With little memory and work for the cores.
+    fn usual(seconds: u32, watts: impl Fn(u32) -> f64) -> Vec<u32> {
+        grown(BOUNDS, seconds, Some(500), 0.1, watts)
+    }
+
     #[test]
     fn it_grows_while_the_work_does_and_keeps_the_last_step() {
-        let steps = |at| grown(BOUNDS, 60, Some(500), 0.1, saturating(at));
+        let steps = |at| usual(60, saturating(at));
         assert_eq!(steps(4.0), [8, 16], "no gain at all");
-        assert_eq!(
-            steps(20.0),
-            [8, 16, 32, 48],
-            "half a step after a small gain"
-        );
+        // Half a step after a small gain.
+        assert_eq!(steps(20.0), [8, 16, 32, 48]);
         assert_eq!(steps(100.0), [8, 16, 32, 60]);
         let most_of_it = |each| 100.0 + 10.0 * f64::from(each).powf(0.9);
-        assert_eq!(
-            grown(BOUNDS, 60, Some(500), 0.1, most_of_it),
-            [8, 16, 32, 60]
-        );
-        assert_eq!(
-            grown(BOUNDS, 7, Some(500), 0.1, saturating(20.0)),
-            [8, 16],
-            "in seconds"
-        );
+        assert_eq!(usual(60, most_of_it), [8, 16, 32, 60]);
+        assert_eq!(usual(7, saturating(20.0)), [8, 16], "in seconds");
     }
 
     #[test]
     fn it_goes_back_after_a_loss_and_tries_again_later() {
         let worse_above_8 = |each| if each > 8 { 300.0 } else { 420.0 };
-        assert_eq!(grown(BOUNDS, 40, Some(500), 0.1, worse_above_8), [8, 16, 8]);
-        assert_eq!(
-            grown(BOUNDS, 100, Some(500), 0.1, worse_above_8),
-            [8, 16, 8, 16, 8]
-        );
+        assert_eq!(usual(40, worse_above_8), [8, 16, 8]);
+        assert_eq!(usual(100, worse_above_8), [8, 16, 8, 16, 8]);
     }
 
     #[test]
     fn after_a_rest_it_tries_more_whatever_the_work_was_before() {
-        let twice = grown(BOUNDS, 2 * REST as u32, Some(500), 0.1, saturating(4.0));
+        let twice = usual(2 * REST as u32, saturating(4.0));
         assert_eq!(twice, [8, 16, 32], "the commands may have changed");
     }
 
@@ -346,24 +338,21 @@ mod tests {
 
     #[test]
     fn memory_clients_and_cores_bound_it() {
-        let more = saturating(100.0);
-        assert_eq!(
-            grown(BOUNDS, 60, Some(7_000), 0.1, &more),
-            [8, 10],
-            "memory"
-        );
-        assert_eq!(
-            grown(BOUNDS, 60, None, 0.1, &more),
-            [8],
-            "memory is not known"
-        );
-        let narrow = Bounds { most: 6, ..BOUNDS };
-        assert_eq!(grown(narrow, 60, Some(500), 0.1, &more), [6], "clients");
-        let cores = Bounds {
-            cores: 12,
-            ..BOUNDS
-        };
-        assert_eq!(grown(cores, 60, Some(500), 1.0, &more), [8, 12], "cores");
+        for (most, cores, memory_mib, core, steps) in [
+            (60, 64, Some(7_000), 0.1, &[8, 10][..]),
+            // The memory is not known.
+            (60, 64, None, 0.1, &[8]),
+            (6, 64, Some(500), 0.1, &[6]),
+            (60, 12, Some(500), 1.0, &[8, 12]),
+        ] {
+            let bounds = Bounds {
+                most,
+                cores,
+                ..BOUNDS
+            };
+            let all = grown(bounds, 60, memory_mib, core, saturating(100.0));
+            assert_eq!(all, steps, "{bounds:?}");
+        }
         let two = Bounds {
             cores: 2,
             gpus: 2,

@@ -223,16 +223,18 @@ mod tests {
         }
     }
 
+    fn why<T: std::fmt::Debug>(result: Result<T, impl ToString>) -> String {
+        result.map_err(|e| e.to_string()).unwrap_err()
+    }
+
     #[test]
     fn a_line_is_as_gnu_parallel_writes_it() {
         let text = |end: &End| {
-            String::from_utf8(line(4, "host", end, 1222, "echo a\tb".as_ref())).unwrap()
+            let line = line(4, "host", end, 1222, "echo a\tb".as_ref());
+            String::from_utf8(line).unwrap()
         };
-        let good = text(&end(0));
-        assert_eq!(
-            good,
-            "4\thost\t1360490623.067\t     3.445\t0\t1222\t0\t0\techo a\tb\n"
-        );
+        let good = "4\thost\t1360490623.067\t     3.445\t0\t1222\t0\t0\techo a\tb\n";
+        assert_eq!(text(&end(0)), good);
         let absent = End {
             not_started: Some("no shell".into()),
             ..End::default()
@@ -246,39 +248,33 @@ mod tests {
         let path = dir.path().join("joblog");
         let log = JobLog::open(&path, false).unwrap();
         for (seq, code) in [(1, 0), (2, 7), (3, 1), (3, 0)] {
-            log.write(&line(seq, "h", &end(code), 0, "x\ty".as_ref()))
-                .unwrap();
+            let line = line(seq, "h", &end(code), 0, "x\ty".as_ref());
+            log.write(&line).unwrap();
         }
         log.write(b"4\th\t1").unwrap();
         let read_all = || read_all(&path);
-        let good: Vec<(u64, bool)> = read_all()
-            .unwrap()
-            .into_iter()
-            .map(|(seq, past)| (seq, past.good))
-            .collect();
+        let good = read_all().unwrap().into_iter();
+        let good: Vec<(u64, bool)> = good.map(|(seq, past)| (seq, past.good)).collect();
         assert_eq!(good, [(1, true), (2, false), (3, true)]);
         assert_eq!(read_all().unwrap()[&1].command, "x\ty");
         drop(log);
         let log = JobLog::open(&path, true).unwrap();
         log.write(&line(5, "h", &end(0), 0, "x".as_ref())).unwrap();
         drop(log);
-        assert_eq!(
-            read_all().unwrap().into_keys().collect::<Vec<_>>(),
-            [1, 2, 3, 5],
-            "it goes on"
-        );
-        std::fs::write(
-            dir.path().join("joblog.1"),
-            format!("{HEADER}9\th\t1\t1\t0\t0\t0\t0\tz\n"),
-        )
-        .unwrap();
-        std::fs::write(dir.path().join("joblog.old"), "x").unwrap();
-        std::fs::write(dir.path().join("joblog.2"), "0.1 0.2\n0.3 0.4\n").unwrap();
+        let known: Vec<u64> = read_all().unwrap().into_keys().collect();
+        assert_eq!(known, [1, 2, 3, 5], "it goes on");
+        for (name, text) in [
+            ("joblog.1", &*format!("{HEADER}9\th\t1\t1\t0\t0\t0\t0\tz\n")),
+            ("joblog.old", "x"),
+            ("joblog.2", "0.1 0.2\n0.3 0.4\n"),
+        ] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
         assert_eq!(read_all().unwrap().len(), 5, "and another node's");
         JobLog::open(&path, false).unwrap();
         assert_eq!(read_all().unwrap().len(), 1);
         std::fs::write(&path, format!("{HEADER}b\n")).unwrap();
-        assert!(read_all().unwrap_err().to_string().contains("line 2"));
+        assert!(why(read_all()).contains("line 2"));
     }
 
     #[test]
@@ -287,25 +283,16 @@ mod tests {
         let path = dir.path().join("run");
         std::fs::write(&path, "echo a command\n").unwrap();
         for go_on in [false, true] {
-            let refused = JobLog::open(&path, go_on).unwrap_err().to_string();
+            let refused = why(JobLog::open(&path, go_on));
             assert!(refused.contains("no job log"), "{refused}");
         }
-        assert!(
-            read_all(&path)
-                .unwrap_err()
-                .to_string()
-                .contains("no job log")
-        );
+        assert!(why(read_all(&path)).contains("no job log"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "echo a command\n");
         std::fs::write(dir.path().join("run.1"), "0.1\t0.2\n").unwrap();
         std::fs::write(dir.path().join("run.2"), HEADER).unwrap();
-        let of = |path: &Path| {
-            logs_of(path)
-                .into_iter()
-                .map(|(node, _)| node)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(of(&path), [Some(2)]);
+        let logs = logs_of(&path).into_iter();
+        let nodes: Vec<_> = logs.map(|(node, _)| node).collect();
+        assert_eq!(nodes, [Some(2)]);
         std::fs::write(&path, "").unwrap();
         drop(JobLog::open(&path, true).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), HEADER);
@@ -319,14 +306,9 @@ mod tests {
             nix::unistd::mkfifo(&dir.path().join(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
         }
         assert_eq!(logs_of(&path), []);
-        assert!(
-            read_all(&path)
-                .unwrap_err()
-                .to_string()
-                .contains("no job log")
-        );
+        assert!(why(read_all(&path)).contains("no job log"));
         // A log is read and written, and such an open never waits for the FIFO's other end.
-        let refused = JobLog::open(&path, false).unwrap_err().to_string();
+        let refused = why(JobLog::open(&path, false));
         assert!(refused.contains("no regular file"), "{refused}");
     }
 
@@ -337,7 +319,7 @@ mod tests {
         let open = || JobLog::open_within(&path, false, Duration::ZERO);
         let first = open().unwrap();
         first.write(b"1\t").unwrap();
-        let refused = open().unwrap_err().to_string();
+        let refused = why(open());
         assert!(refused.contains("another pack writes it"), "{refused}");
         drop(first);
         open().unwrap();

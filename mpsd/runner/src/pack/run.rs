@@ -592,23 +592,18 @@ mod tests {
     fn a_program_without_memory_on_its_gpu_is_told_by_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("1.out");
-        for (text, is) in [
-            (
-                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
-                true,
-            ),
-            ("Error creating array: CUDA_ERROR_OUT_OF_MEMORY (2)", true),
-            ("RESOURCE_EXHAUSTED: Out of memory while trying", true),
-            ("cudaErrorMemoryAllocation", true),
-            (
-                "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
-                true,
-            ),
-            ("No compatible CUDA device is available", true),
-            ("Segmentation fault", false),
+        for text in [
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+            "Error creating array: CUDA_ERROR_OUT_OF_MEMORY (2)",
+            "RESOURCE_EXHAUSTED: Out of memory while trying",
+            "cudaErrorMemoryAllocation",
+            "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
+            "No compatible CUDA device is available",
+            "Segmentation fault",
         ] {
             std::fs::write(&file, text).unwrap();
-            assert_eq!(has_no_memory(&file, 0), is, "{text}");
+            let is_meant = text != "Segmentation fault";
+            assert_eq!(has_no_memory(&file, 0), is_meant, "{text}");
         }
         std::fs::write(&file, "out of memory\nsecond try\n").unwrap();
         assert!(!has_no_memory(&file, 14), "an earlier try's");

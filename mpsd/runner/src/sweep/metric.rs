@@ -181,11 +181,8 @@ mod tests {
     #[test]
     fn a_figure_in_a_unit_of_time_is_a_request_and_all_of_them_are_kept() {
         let period = |pattern: &str| {
-            pattern
-                .parse::<Metric>()
-                .unwrap()
-                .rate
-                .map(|(_, period)| period)
+            let metric: Metric = pattern.parse().unwrap();
+            metric.rate.map(|(_, period)| period)
         };
         let patterns = [
             "latency: ([0-9.]+) ms",
@@ -209,38 +206,27 @@ mod tests {
     #[test]
     fn the_unit_is_what_stands_beside_the_number() {
         let unit = |pattern: &str| pattern.parse::<Metric>().unwrap().unit().to_owned();
-        let patterns = [
-            "ns/day",
-            "([0-9.]+) ns/day",
-            "\"per_second\":([0-9.]+)",
-            "speed: ([0-9]+) it/s",
-            "([0-9]+)",
-        ];
-        assert_eq!(
-            patterns.map(unit),
-            ["ns/day", "ns/day", "per_second", "it/s", "([0-9]+)"]
-        );
+        for (pattern, expected) in [
+            ("ns/day", "ns/day"),
+            ("([0-9.]+) ns/day", "ns/day"),
+            ("\"per_second\":([0-9.]+)", "per_second"),
+            ("speed: ([0-9]+) it/s", "it/s"),
+            ("([0-9]+)", "([0-9]+)"),
+        ] {
+            assert_eq!(unit(pattern), expected);
+        }
     }
 
     #[test]
     fn the_last_match_counts_however_the_bytes_come() {
         let metric: Metric = "steps".parse().unwrap();
         let mut scan = Scan::default();
-        for bytes in [
-            "1 ste",
-            "ps\r",
-            "2 steps\n\n",
-            "no figure\n",
-            "\x1b[2K3 steps",
-        ] {
+        for bytes in "1 ste|ps\r|2 steps\n\n|no figure\n|\x1b[2K3 steps".split('|') {
             scan.feed(bytes.as_bytes(), Some(&metric));
         }
-        assert_eq!((scan.found, scan.last().as_str()), (Some(2.0), "no figure"));
+        assert_eq!((scan.found, &*scan.last()), (Some(2.0), "no figure"));
         scan.end_line(Some(&metric));
-        assert_eq!(
-            (scan.found, scan.last().as_str()),
-            (Some(3.0), "?[2K3 steps")
-        );
+        assert_eq!((scan.found, &*scan.last()), (Some(3.0), "?[2K3 steps"));
     }
 
     #[test]
@@ -250,11 +236,8 @@ mod tests {
         for _ in 0..1000 {
             scan.feed(&[0xff; 10_000], Some(&metric));
         }
-        assert!(
-            scan.line.capacity() < 4 * LONGEST,
-            "{}",
-            scan.line.capacity()
-        );
+        let capacity = scan.line.capacity();
+        assert!(capacity < 4 * LONGEST, "{capacity}");
         scan.feed(b" 9 x\n7 x\n", Some(&metric));
         assert_eq!(scan.found, Some(7.0));
     }

@@ -340,6 +340,8 @@ mod tests {
             (16, Some("auto"), 4600.0),
         ];
         let no_gain = [(1, None, 100.0), (4, Some("none"), 103.0)];
+        let shared = [ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)];
+        let without = [(1, None, 1.0), (2, None, 1.0)];
         // Two percent are no reason for more clients, or for a share.
         let two = [(2, Some("none"), 29.8), (2, Some("25"), 30.0)];
         let close = [ONE, two[0], two[1], (4, Some("none"), 30.1)];
@@ -347,16 +349,10 @@ mod tests {
         let share = "4 clients, --mps --mps-threads=25: 3.0 × one after another under MPS; memory allows 18; more may be better still (--clients 8)";
         for (rows, line) in [
             (&issue[..], gain),
-            (
-                &[ONE, (4, Some("none"), 20.0), (4, Some("100/n"), 30.0)],
-                share,
-            ),
+            (&shared, share),
             (&no_gain, "MPS brings this program nothing here"),
             (&[ONE, (1, Some("25"), 6.0)], "one client alone"),
-            (
-                &[(1, None, 1.0), (2, None, 1.0)],
-                "this job has no MPS: submit it with --mps",
-            ),
+            (&without, "this job has no MPS: submit it with --mps"),
             (&close, "2 clients, --mps: "),
         ] {
             let advice = outcome(rows).advice();
@@ -364,10 +360,8 @@ mod tests {
         }
         let mut failed = outcome(&[ONE]);
         failed.rows[0].throughput = None;
-        assert_eq!(
-            failed.advice(),
-            "no client came to a figure under MPS: see the notes"
-        );
+        let none = "no client came to a figure under MPS: see the notes";
+        assert_eq!(failed.advice(), none);
         let table = outcome(&issue).text();
         let row = "\n     16            -            -        4,600        7800 MiB\n";
         assert!(table.contains(row), "{table}");
@@ -377,9 +371,9 @@ mod tests {
     fn medians_and_figures_are_readable() {
         let (clients, share) = (2, None);
         let mut row = Row::of(Configuration { clients, share }, 2);
-        [5.0, 1.0, 3.0]
-            .into_iter()
-            .for_each(|run| row.add(&measured(run, None)));
+        for run in [5.0, 1.0, 3.0] {
+            row.add(&measured(run, None));
+        }
         assert_eq!(row.throughput, Some(3.0));
         row.add(&measured(4.0, None));
         assert_eq!(row.throughput, Some(3.5));
