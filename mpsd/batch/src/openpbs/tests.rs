@@ -1,7 +1,7 @@
 //! What our hook says of a job under OpenPBS, and what we read from it.
 
 use crate::call::{CallOptions, Location, Program};
-use crate::devices::{Exclusive, GpuName, GpuSource, Part};
+use crate::devices::{Devices, Exclusive, GpuName, GpuSource, Part};
 use crate::scheduled_devices;
 use crate::testing::{Call, TextHost};
 use mpsd_core::job::{JobId, Scheduler};
@@ -103,6 +103,14 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
     assert!(is_named, "--gpus overrides");
 }
 
+fn counted(devices: &Devices) -> u32 {
+    match devices.gpus {
+        GpuSource::Counted { count, .. } => count,
+        GpuSource::Unknown(_) | GpuSource::None => 0,
+        ref other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
     let several = "(nodea:ngpus=4)+(nodeb:ncpus=1:ngpus=1)+(nodeb:ngpus=1)";
@@ -117,13 +125,9 @@ fn without_pbs_cgroups_a_vnode_has_a_count_of_gpus() {
         ("(nodeb:ngpus=0)", "exclhost", (0, true)),
     ] {
         let devices = hooked(vnodes, place, "").devices();
-        let count = match devices.gpus {
-            GpuSource::Counted { count, .. } => count,
-            GpuSource::Unknown(_) | GpuSource::None => 0,
-            other => panic!("{other:?}"),
-        };
+        let found = (counted(&devices), devices.whole_node);
         assert_eq!(devices.exclusive, Exclusive::Unknown, "PBS names none");
-        assert_eq!((count, devices.whole_node), expected, "{vnodes} {place}");
+        assert_eq!(found, expected, "{vnodes} {place}");
     }
 }
 
@@ -147,10 +151,8 @@ fn chunks_on_this_node_times_their_ranks() {
 /// A vnode may have another name than its host: `create node gpubox Mom=nodeb`.
 #[test]
 fn a_chunk_is_where_its_host_is() {
-    let (both, hosts) = (
-        "(nodea:ngpus=4)+(gpubox:ngpus=1)",
-        "nodea:15002/0+nodeb:15002/0",
-    );
+    let both = "(nodea:ngpus=4)+(gpubox:ngpus=1)";
+    let hosts = "nodea:15002/0+nodeb:15002/0";
     for (vnodes, hosts, expected) in [
         ("(gpubox:ncpus=1:ngpus=2)", "nodeb:15002/0*4", (2, Some(4))),
         ("gpubox:ncpus=1:ngpus=2", "nodeb:15002/0", (2, Some(4))),
@@ -162,19 +164,13 @@ fn a_chunk_is_where_its_host_is() {
         let mut call = hooked(vnodes, "excl", "2:mpiprocs=4");
         call.given.hosts = Some(hosts.into());
         let devices = call.devices();
-        let count = match devices.gpus {
-            GpuSource::Counted { count, .. } => count,
-            GpuSource::Unknown(why) => {
-                assert!(why.contains("set node under [pbs]"), "{why}");
-                0
-            }
-            other => panic!("{other:?}"),
-        };
+        if let GpuSource::Unknown(why) = &devices.gpus {
+            assert!(why.contains("set node under [pbs]"), "{why}");
+        }
+        let count = counted(&devices);
         assert_eq!((count, devices.tasks_on_node), expected, "{vnodes} {hosts}");
-        assert!(
-            count == 0 || !devices.whole_node,
-            "the host may have other vnodes"
-        );
+        // The host may have other vnodes.
+        assert!(count == 0 || !devices.whole_node);
     }
     // A node without GPUs of a job with GPUs.
     let devices = hooked("(nodea:ngpus=2)+(nodeb:ncpus=8)", "", "").devices();
@@ -215,19 +211,16 @@ fn a_vnode_names_the_jobs_gpu_and_its_shares() {
         let named = |gpu| GpuName::Uuid(if gpu == 'a' { &a } else { &b }.clone());
         let named = gpus.chars().map(named).collect();
         assert_eq!(devices.gpus, GpuSource::Listed(named), "{row}");
-        let exclusive = if own == "0" {
-            Exclusive::Unknown
-        } else {
-            part(own.parse().unwrap())
+        let exclusive = match own {
+            "0" => Exclusive::Unknown,
+            own => part(own.parse().unwrap()),
         };
         assert_eq!(devices.exclusive, exclusive, "{row}");
         assert!(!devices.whole_node && call.host.ran.borrow().is_empty());
         assert!(!devices.are_confined(), "{row}");
         call.given.shares = None;
-        assert!(
-            !matches!(call.devices().gpus, GpuSource::Listed(_)),
-            "{row}"
-        );
+        let is_listed = matches!(call.devices().gpus, GpuSource::Listed(_));
+        assert!(!is_listed, "{row}");
     }
     // Its host has another name.
     let vnodes = format!("(gpubox:ncpus=1+gpubox[{a}]:mps_shares=4)");
@@ -239,9 +232,7 @@ fn a_vnode_names_the_jobs_gpu_and_its_shares() {
         let mut call = hooked(vnodes, place, "");
         assert!(call.devices().whole_node, "{vnodes}");
         call.given.shares = Some(16);
-        assert!(
-            !call.devices().whole_node,
-            "another job may have its GPUs' vnodes"
-        );
+        // Another job may have its GPUs' vnodes.
+        assert!(!call.devices().whole_node);
     }
 }

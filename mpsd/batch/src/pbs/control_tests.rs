@@ -210,18 +210,12 @@ fn a_job_is_here_while_it_runs_here_and_gone_only_by_the_servers_word() {
     for state in ["C", "Q", "H", "F"] {
         assert!(matches!(of(state, "n2/0"), JobState::Gone(_)), "{state}");
     }
+    let finished = "qstat: 7.srv Job has finished, use -x or -H to see it";
+    let unreached = "qstat: cannot connect to server srv (errno=15010)";
     for (code, text, gone) in [
         (153, "qstat: Unknown Job Id 7.srv", true),
-        (
-            35,
-            "qstat: 7.srv Job has finished, use -x or -H to see it",
-            true,
-        ),
-        (
-            1,
-            "qstat: cannot connect to server srv (errno=15010)",
-            false,
-        ),
+        (35, finished, true),
+        (1, unreached, false),
         (0, "Job Id: 7.srv\n    job_state = R\n", false),
         (0, "", false),
     ] {

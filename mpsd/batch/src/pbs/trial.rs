@@ -90,19 +90,11 @@ mod tests {
     fn the_users_account_and_the_request_are_one_word_and_the_job_attaches_the_probe() {
         let before = "-N mpsd-selftest -j oe -o /home/u/out -S /bin/sh -l walltime=00:05:00";
         for (own, account, after) in [
-            (&[][..], "", "-l nodes=1:gpus=1"),
-            (
-                &["-A", "proj", "-q", "gpu"],
-                "proj,",
-                "-l nodes=1:gpus=1 -q gpu",
-            ),
-            (
-                &["-Aproj", "-l", "nodes=1:gpus=2"],
-                "proj,",
-                "-l nodes=1:gpus=2",
-            ),
+            ("", "", "-l nodes=1:gpus=1"),
+            ("-A proj -q gpu", "proj,", "-l nodes=1:gpus=1 -q gpu"),
+            ("-Aproj -l nodes=1:gpus=2", "proj,", "-l nodes=1:gpus=2"),
         ] {
-            let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
+            let own: Vec<String> = own.split_whitespace().map(str::to_owned).collect();
             let typed = (QSUB_OF_TORQUE.submit)(&TrialJob {
                 name: "mpsd-selftest",
                 own: &own,
@@ -112,24 +104,21 @@ mod tests {
             let expected = format!("{before} -A {account}{QSUB_REQUEST} {after}");
             assert_eq!(typed.arguments.join(" "), expected);
             let dir = r"/opt/it'\''s";
-            let input =
-                format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n");
-            assert_eq!(typed.input, input);
+            let probe = format!("'{dir}/mps-probe' '--json' '--alloc=2048'\n");
+            assert_eq!(typed.input, format!("exec '{dir}/mpsctl' exec -- {probe}"));
         }
     }
 
     #[test]
     fn a_job_is_over_if_qstat_says_so_or_does_not_know_it() {
+        let finished = "qstat: 1.s Job has finished, use -x or -H to see it\n";
         for (answer, over) in [
             ("Job Id: 1.s\n    job_state = C\n", true),
             ("Job Id: 1.s\n    job_state = F\n", true),
             ("Job Id: 1.s\n    job_state = E\n", false),
             ("Job Id: 1.s\n    job_state = R\n", false),
             ("qstat: Unknown Job Id 1.s\n", true),
-            (
-                "qstat: 1.s Job has finished, use -x or -H to see it\n",
-                true,
-            ),
+            (finished, true),
             ("qstat: cannot connect to server s (errno=15010)\n", false),
         ] {
             assert_eq!(is_over(answer), over, "{answer}");

@@ -289,28 +289,27 @@ fn path_in(bytes: &[u8]) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
     #[test]
     fn options_as_getopt_reads_them() {
         let (both, none) = ((Some("n1"), Some("/x/slurm.conf")), (None, None));
+        let many = "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf";
         for (line, expected) in [
             ("slurmd -D -N n1 -f /x/slurm.conf", both),
             ("slurmd -DNn1 -vvf /x/slurm.conf", both),
             ("slurmd --systemd -Nn1 -f/x/slurm.conf", both),
-            (
-                "slurmd --conf-server host:6817 -N n1 -f /x/slurm.conf",
-                both,
-            ),
-            (
-                "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf",
-                both,
-            ),
+            ("slurmd --conf-server h:6817 -N n1 -f /x/slurm.conf", both),
+            (many, both),
             ("slurmd -F -N n1 -f /x/slurm.conf", both),
             ("slurmd", none),
             ("slurmd --systemd", none),
             ("slurmd -d /N/f -L -f", none),
             ("slurmd -N", none),
         ] {
-            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let arguments = words(line);
             let (node, conf) = (option(&arguments, "N"), option(&arguments, "f"));
             assert_eq!((node.as_deref(), conf.as_deref()), expected, "{line}");
         }
@@ -326,8 +325,7 @@ mod tests {
             ("slurmd -Z --conf Gres=gpu:2", Some("Gres=gpu:2")),
             ("slurmd --conf=Gres=gpu:2 -vZ -N n1", Some("Gres=gpu:2")),
         ] {
-            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            assert_eq!(dynamic(&arguments).as_deref(), expected, "{line}");
+            assert_eq!(dynamic(&words(line)).as_deref(), expected, "{line}");
         }
     }
 

@@ -46,10 +46,8 @@ fn slurm_prolog_epilog_and_step() {
         .file(GRES, "Name=gpu File=/dev/nvidia0\n");
     let d = call.devices();
     assert_eq!(places(&d), [1, 2]);
-    assert_eq!(
-        (d.exclusive, d.tasks_on_node),
-        (Exclusive::GpusAlone, Some(3))
-    );
+    assert_eq!(d.exclusive, Exclusive::GpusAlone);
+    assert_eq!(d.tasks_on_node, Some(3));
     for (conf, gres) in [
         ("gresTypes=gpu,Shard # both\n", ""),
         ("GresTypes=gpu\n", "Name=mps Count=100\n"),
@@ -391,10 +389,8 @@ fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     assert_eq!(shards("shard:2(IDX:0)"), [(2, None)]);
     assert_eq!(shards("gpu:a:1(IDX:1),shard:3(IDX:2)"), [(3, None)]);
     assert_eq!(shards("shard:2(2/4)"), [(2, Some(4))]);
-    assert_eq!(
-        shards("gpu:a:1(IDX:1),shard:a100:2(0/4,2/8)"),
-        [(2, Some(8))]
-    );
+    let of_two = "gpu:a:1(IDX:1),shard:a100:2(0/4,2/8)";
+    assert_eq!(shards(of_two), [(2, Some(8))]);
     assert_eq!(shards("shard:6(4/4,2/4)"), [(4, Some(4)), (2, Some(4))]);
     for other in [
         "gpu:1(IDX:0)",
@@ -414,28 +410,15 @@ fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     }
     let list = "Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:0)";
     assert_eq!(super::of_node(list, "n1"), Ok("shard:2(IDX:0)".to_owned()));
-    assert!(
-        super::of_node(
-            &format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}"),
-            "n1"
-        )
-        .is_err()
-    );
+    let forged = format!("JobName=x Nodes=n1 GRES=shard:16(IDX:0) {list}");
+    assert!(super::of_node(&forged, "n1").is_err());
 }
 
 #[test]
 fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_one() {
     let exclusive = |conf: &str, gres: &str, words: &[(&str, &str)]| {
-        let mut all = words.to_vec();
-        all.extend([
-            ("SLURM_STEP_ID", "3"),
-            ("SLURM_STEP_GPUS", "0"),
-            ("SLURM_CONF", CONF),
-            ("SLURM_JOB_ID", "47"),
-            ("SLURM_JOB_UID", "1000"),
-            ("SLURMD_NODENAME", "n1"),
-        ]);
-        let env = environment(&all);
+        let step = [("SLURM_STEP_ID", "3"), ("SLURM_STEP_GPUS", "0")];
+        let env = environment(&[words, &step].concat());
         let mut call = Call::new(Program::Prologue, &[], &env);
         call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
         call.devices().exclusive
