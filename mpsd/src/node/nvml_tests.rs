@@ -13,31 +13,25 @@ fn process(pid: u32, memory: UsedGpuMemory) -> ProcessInfo {
 fn a_client_in_both_lists_is_one_process() {
     let server = process(7, UsedGpuMemory::Used(66 << 20));
     let client = process(8, UsedGpuMemory::Used(3 << 30));
-    let list = merged(
-        &[server, client.clone()],
-        &[client, process(9, UsedGpuMemory::Unavailable)],
-    );
-    let of = |pid, memory, mps_client| GpuProcess {
-        pid,
-        memory,
-        mps_client,
-    };
-    assert_eq!(
-        list,
-        [
-            of(7, Some(66 << 20), false),
-            of(8, Some(3 << 30), true),
-            of(9, None, true)
-        ]
-    );
+    let untold = process(9, UsedGpuMemory::Unavailable);
+    let list = merged(&[server, client.clone()], &[client, untold]);
+    let list: Vec<_> = list
+        .iter()
+        .map(|one| (one.pid, one.memory, one.mps_client))
+        .collect();
+    let expected = [
+        (7, Some(66 << 20), false),
+        (8, Some(3 << 30), true),
+        (9, None, true),
+    ];
+    assert_eq!(list, expected);
 }
 
 #[test]
 fn what_an_error_proves() {
     let about = |cause| {
-        Err::<(), _>(cause)
-            .of("nvmlDeviceGetComputeMode", "GPU 3")
-            .unwrap_err()
+        let failed = Err::<(), _>(cause).of("nvmlDeviceGetComputeMode", "GPU 3");
+        failed.unwrap_err()
     };
     assert_eq!(about(Cause::GpuLost).evidence, Some(Evidence::GpuLost));
     assert_eq!(about(Cause::DriverNotLoaded).evidence, Some(Evidence::Nvml));
@@ -56,16 +50,17 @@ fn what_an_error_proves() {
         let error = about(cause);
         assert_eq!(error.evidence, None, "{error}");
     }
-    let lacking = about(Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES)).to_string();
-    assert_eq!(
-        lacking,
-        "GPU 3: nvmlDeviceGetComputeMode: insufficient resources"
-    );
-    let message = about(Cause::GpuLost).to_string();
-    assert!(
-        message.starts_with("GPU 3: nvmlDeviceGetComputeMode: device fell off the bus"),
-        "{message}"
-    );
+    for (cause, why) in [
+        (
+            Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES),
+            "insufficient resources",
+        ),
+        (Cause::GpuLost, "device fell off the bus"),
+    ] {
+        let message = about(cause).to_string();
+        let begin = format!("GPU 3: nvmlDeviceGetComputeMode: {why}");
+        assert!(message.starts_with(&begin), "{message}");
+    }
 }
 
 #[test]
@@ -84,11 +79,8 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
     std::fs::write(&path, "not a library").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     std::fs::set_permissions(&path, mode).unwrap();
-    let refused = Nvml::load(path.to_str().unwrap()).unwrap_err();
-    assert!(
-        refused.to_string().contains("libnvidia-ml.so.1' "),
-        "{refused}"
-    );
+    let refused = Nvml::load(path.to_str().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("libnvidia-ml.so.1' "), "{refused}");
 }
 
 /// The real loader, and a library of 1 PiB: there is no address space for it.
@@ -96,38 +88,42 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
 fn a_library_that_there_is_no_memory_for_proves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libnvidia-ml.so.1");
-    let halves = |all: &[u16]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
-    let words = |all: &[u32]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
-    let longs = |all: &[u64]| -> Vec<u8> { all.iter().flat_map(|n| n.to_le_bytes()).collect() };
-    let machine = if cfg!(target_arch = "aarch64") {
-        183
-    } else {
-        62
-    };
     let mut elf = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 9]].concat();
-    elf.extend([halves(&[3, machine]), words(&[1])].concat());
-    // Entry, program headers, section headers.
-    elf.extend(
-        [
-            longs(&[0, 64, 0]),
-            words(&[0]),
-            halves(&[64, 56, 2, 64, 0, 0]),
-        ]
-        .concat(),
+    // Numbers of so many bytes.
+    let mut add = |width: usize, numbers: &[u64]| {
+        let bytes = numbers
+            .iter()
+            .flat_map(|n| n.to_le_bytes().into_iter().take(width));
+        elf.extend(bytes);
+    };
+    add(
+        2,
+        &[
+            3,
+            if cfg!(target_arch = "aarch64") {
+                183
+            } else {
+                62
+            },
+        ],
     );
+    add(4, &[1]);
+    // Entry, program headers, section headers.
+    add(8, &[0, 64, 0]);
+    add(4, &[0]);
+    add(2, &[64, 56, 2, 64, 0, 0]);
     // A segment that is loaded, and the dynamic one: type and flags, then place, address twice,
     // sizes, alignment.
     for (kind, at, in_memory) in [(1, 0, 1 << 50), (2, 2048, 64)] {
-        elf.extend([words(&[kind, 6]), longs(&[at, at, at, 64, in_memory, 4096])].concat());
+        add(4, &[kind, 6]);
+        add(8, &[at, at, at, 64, in_memory, 4096]);
     }
     elf.resize(4096, 0);
     std::fs::write(&path, elf).unwrap();
     let error = Nvml::load(path.to_str().unwrap()).unwrap_err();
-    assert!(
-        error.to_string().contains("failed to map segment"),
-        "{error}"
-    );
     assert_eq!(error.evidence, None, "{error}");
+    let why = error.to_string();
+    assert!(why.contains("failed to map segment"), "{why}");
 }
 
 #[test]

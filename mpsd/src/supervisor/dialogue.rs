@@ -326,24 +326,21 @@ mod tests {
 
     #[test]
     fn answers_of_the_recorded_daemon_pass_and_a_dropped_limit_is_found() {
-        let passes = check;
         let wanted = daemon(Some("25"), Some(4096));
-        assert_eq!(passes(&wanted, "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
-        assert_eq!(passes(&wanted, "25.0\n25.0\n4G\n25.0\n"), Ok(()));
-        assert_eq!(passes(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
-        assert_eq!(passes(&daemon(None, None), "100.0\n"), Ok(()));
+        assert_eq!(check(&wanted, "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
+        assert_eq!(check(&wanted, "25.0\n25.0\n4G\n25.0\n"), Ok(()));
+        assert_eq!(check(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
+        assert_eq!(check(&daemon(None, None), "100.0\n"), Ok(()));
+        let more = "25.0\n25.0\n4096M\n25.0\nNot enough privilege\n";
         for (answers, word) in [
             ("100.0\n100.0\n4096M\n100.0\n", "percentage 25.0"),
             ("25.0\n25.0\n25.0\n", "memory limit"),
             ("25.0\n25.0\n3G\n25.0\n", "'3G'"),
             ("25.0\n25.0\n4096M\n", "percentage"),
-            (
-                "25.0\n25.0\n4096M\n25.0\nNot enough privilege\n",
-                "Not enough",
-            ),
+            (more, "Not enough"),
             ("", "nothing"),
         ] {
-            let error = passes(&wanted, answers).unwrap_err();
+            let error = check(&wanted, answers).unwrap_err();
             assert!(error.contains(word), "{answers:?}: {error}");
         }
     }
@@ -374,17 +371,17 @@ mod tests {
     fn lines_of_the_log_are_told_apart() {
         let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");
         let control = |text: &str| Event::parse(&format!("[x Control 459] {text}"));
+        let threads = "Cmd:set_default_active_thread_percentage 25";
+        let memory = "Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M";
+        let end = "Try shutting down server 578";
+        let end_later = "Try shutting down server 578, backoff is enabled";
+        let ended = "Server 551 exited with status 1";
         for (text, event) in [
-            ("Cmd:quit 5", Event::Quit),
-            (
-                "Try shutting down server 578, backoff is enabled",
-                Event::ServerToEnd(578),
-            ),
-            ("Try shutting down server 578", Event::ServerToEnd(578)),
-            (
-                "Server 551 exited with status 1",
-                Event::ServerExited(551, 1),
-            ),
+            (threads, Event::Setting),
+            (memory, Event::Setting),
+            (end_later, Event::ServerToEnd(578)),
+            (end, Event::ServerToEnd(578)),
+            (ended, Event::ServerExited(551, 1)),
             (fatal, Event::Fatal(fatal.to_owned())),
             (trouble, Event::Trouble(trouble.to_owned())),
         ] {

@@ -298,9 +298,8 @@ mod tests {
 
     fn spec(policy: &str, limit: Option<u64>) -> Spec {
         let memory: Vec<_> = limit.map(|limit| ("GPU-01", limit)).into_iter().collect();
-        let daemon =
-            serde_json::json!({"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory});
-        let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [daemon],
+        let spec = serde_json::json!({"job": "1", "uid": 0, "control": "/", "nvml": "", "daemons": [
+            {"gpus": ["GPU-01"], "pipe": "", "log": "", "memory": memory}],
             "start_ms": 1, "command_ms": 1, "over_limit": policy});
         serde_json::from_value(spec).unwrap()
     }
@@ -339,20 +338,14 @@ mod tests {
         let jobs = |all: &[(&str, &[u64])]| JobLimits(all.iter().copied().map(sharer).collect());
         let limited = jobs(&[("7", &[1024, 2048, 512]), ("8.0", &[4096])]);
         let of = |all: &JobLimits, job: &str, gpu| all.of(JobId::parse(job).ok().as_ref(), gpu);
-        assert_eq!(
-            ["7", "8", "8.0"].map(|job| of(&limited, job, &gpu)),
-            [2048, 4096, 4096].map(Some)
-        );
-        assert_eq!(
-            ["9", "80", ""].map(|job| of(&limited, job, &gpu)),
-            [Some(4096); 3]
-        );
+        for job in ["8", "8.0", "9", "80", ""] {
+            assert_eq!(of(&limited, job, &gpu), Some(4096), "{job}");
+        }
+        assert_eq!(of(&limited, "7", &gpu), Some(2048));
         assert_eq!(of(&limited, "7", &other), None);
         let with_open = jobs(&[("7", &[1024]), ("8", &[])]);
-        assert_eq!(
-            ["7", "8", ""].map(|job| of(&with_open, job, &gpu)),
-            [Some(1024), None, None]
-        );
+        let found = ["7", "8", ""].map(|job| of(&with_open, job, &gpu));
+        assert_eq!(found, [Some(1024), None, None]);
         assert_eq!(JobLimits::default().of(None, &gpu), None);
     }
 
@@ -373,19 +366,19 @@ mod tests {
         record.job_memory = vec![(gpu.clone(), 2048)];
         put(&paths.job(&job("7")).record(), &record.to_text().unwrap());
         put(&paths.job(&job("8")).record(), r#"{"version": 99}"#);
-        let spec = serde_json::json!({"job": id, "uid": 0, "control": "/", "nvml": "", "daemons": [], "run": run.path(),
-            "start_ms": 1, "command_ms": 1, "over_limit": "terminate"});
-        let spec: Spec = serde_json::from_value(spec).unwrap();
+        let spec = Spec {
+            job: id.clone(),
+            run: run.path().into(),
+            ..spec("terminate", None)
+        };
         let limits = JobLimits::read(&spec);
-        assert_eq!(
-            ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu)),
-            [Some(1024), None]
-        );
+        let of = ["7", "8"].map(|name| limits.of(Some(&job(name)), &gpu));
+        assert_eq!(of, [Some(1024), None]);
         let together = ["7", "8"].map(|name| limits.together(&job(name), &gpu));
         assert_eq!(together, [Some(2048), None]);
         let own = Spec {
-            job: JobId::parse("7").unwrap(),
-            ..Spec::clone(&spec)
+            job: job("7"),
+            ..spec.clone()
         };
         let own = JobLimits::read(&own).together(&job("7"), &gpu);
         assert_eq!(own, Some(2048), "of a job with an MPS of its own");
@@ -444,10 +437,8 @@ mod tests {
         all.observer.take(1, &Event::Active(2));
         assert_eq!(all.look(&held), [2], "the next of that pid");
         assert_eq!(all.words().len(), 2, "{:?}", all.words());
-        assert_eq!(
-            all.words()[0],
-            "the clients of job 7 hold 6000 MiB on GPU-01, their limit together is 4096 MiB: client 2, the youngest, is ended"
-        );
+        let words = "the clients of job 7 hold 6000 MiB on GPU-01, their limit together is 4096 MiB: client 2, the youngest, is ended";
+        assert_eq!(all.words()[0], words);
         let seen = &all.observer.all;
         let (held, limit) = (seen.jobs[0].held_mib, seen.jobs[0].limit_mib);
         assert_eq!((held, limit), (6000, 4096));

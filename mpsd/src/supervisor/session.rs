@@ -101,14 +101,8 @@ mod tests {
             // such a file cannot be run.
             let write = "printf '#!/bin/sh\nexec sleep 60\n' >\"$0\" && chmod 755 \"$0\"";
             let mut shell = std::process::Command::new("/bin/sh");
-            assert!(
-                shell
-                    .args(["-c", write])
-                    .arg(&program)
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            let written = shell.args(["-c", write]).arg(&program).status();
+            assert!(written.unwrap().success());
             say(&program, &Daemon::default(), "get_server_list\n", limit).unwrap_err()
         };
         let line = "there was no time left to ask 'get_server_list'";

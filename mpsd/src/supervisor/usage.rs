@@ -299,9 +299,8 @@ mod tests {
         let mut recorder = recorder();
         recorder.clients(4, BEGAN);
         // 20 % in the first half of a day, and 40 % in the second.
-        let samples: Vec<_> = (0..8640)
-            .map(|n| (n * 10_000, if n < 4320 { 20 } else { 40 }))
-            .collect();
+        let samples = (0..8640).map(|n| (n * 10_000, if n < 4320 { 20 } else { 40 }));
+        let samples: Vec<_> = samples.collect();
         for some in samples.chunks(60) {
             recorder.count(0, &busy(some));
         }
@@ -312,10 +311,8 @@ mod tests {
         let gpu = &usage.gpus[0];
         assert_eq!((gpu.busy_percent, gpu.samples), (Some(30), 8640));
         assert!(gpu.busy.len() <= BUCKETS);
-        assert_eq!(
-            (gpu.busy[0], *gpu.busy.last().unwrap()),
-            (Some(20), Some(40))
-        );
+        let ends = (gpu.busy[0], *gpu.busy.last().unwrap());
+        assert_eq!(ends, (Some(20), Some(40)));
         assert_eq!(usage.clients[0], 4);
     }
 
