@@ -548,10 +548,8 @@ mod tests {
                 let mut before = own("here").chain(own("beside"));
                 before.any(|stage| stage.name == other)
             });
-            assert!(
-                own("rest").any(|stage| stage.name == name) && are_waited_for,
-                "{name}"
-            );
+            let is_there = own("rest").any(|stage| stage.name == name);
+            assert!(is_there && are_waited_for, "{name}");
         }
         let beside: Vec<_> = own("beside").map(|_| next("beside")).collect();
         assert!(beside.iter().all(|stage| stage.when == "beside"));
@@ -563,18 +561,8 @@ mod tests {
         assert_eq!(next("beside").name, "slurm-24.11");
         let left = std::iter::from_fn(|| queue.next("here"));
         let left: Vec<_> = left.map(|stage| stage.name).collect();
-        assert_eq!(
-            left,
-            [
-                "unit",
-                "mom",
-                "contract",
-                "doc",
-                "arm64-unit",
-                "docs",
-                "deny"
-            ]
-        );
+        let expected = "unit mom contract doc arm64-unit docs deny";
+        assert_eq!(left.join(" "), expected);
         assert!(queue.next("beside").is_none());
     }
 
@@ -592,10 +580,8 @@ mod tests {
         ] {
             tally.line(line);
         }
-        assert_eq!(
-            tally.skipped,
-            ["b::c: needs a GPU", "hardware: no /dev/nvidia0"]
-        );
+        let skipped = ["b::c: needs a GPU", "hardware: no /dev/nvidia0"];
+        assert_eq!(tally.skipped, skipped);
         assert_eq!(tally.summary(), "41 passed, 1 failed, 2 skipped");
         assert_eq!(tally.failures, ["d"]);
         assert!(tally.may_try_again());
@@ -606,17 +592,13 @@ mod tests {
         assert_eq!(tally.again, ["suite: d"]);
         let summary = "42 passed, 0 failed, 2 skipped, 1 at the second try";
         assert_eq!(tally.summary(), summary);
-        let mut twice = Tally {
+        let failed = || Tally {
             failed: 1,
             failures: vec!["d".to_owned()],
             ..Tally::default()
         };
-        let second = Tally {
-            failed: 1,
-            failures: vec!["d".to_owned()],
-            ..Tally::default()
-        };
-        twice.after("suite", second);
+        let mut twice = failed();
+        twice.after("suite", failed());
         assert_eq!(twice.summary(), "0 passed, 1 failed");
         assert_eq!(Tally::default().summary(), "0 passed, 0 failed");
     }

@@ -97,12 +97,9 @@ mod tests {
     fn no_path_is_there_twice_and_the_plugin_looks_where_the_programs_are() {
         let mut seen = BTreeSet::new();
         for entry in entries().unwrap() {
-            assert!(
-                entry.to.starts_with('/') && !entry.to.contains(['{', '}']),
-                "{}",
-                entry.to
-            );
-            assert!(seen.insert(entry.to.clone()), "{}", entry.to);
+            let to = entry.to;
+            assert!(to.starts_with('/') && !to.contains(['{', '}']), "{to}");
+            assert!(seen.insert(to.clone()), "{to}");
         }
         let plugin = mpsd_core::plugin_line::Arguments::default();
         for path in [plugin.prologue, plugin.epilogue, plugin.config] {

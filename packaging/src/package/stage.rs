@@ -154,9 +154,8 @@ mod tests {
     fn links_of_installed_pages_lead_to_installed_files() {
         let all = each_file().unwrap();
         let links = all.iter().filter(|entry| entry.kind == "link");
-        let links: Vec<_> = links
-            .map(|entry| (&entry.to, plain(&entry.to, &entry.from)))
-            .collect();
+        let links = links.map(|entry| (&entry.to, plain(&entry.to, &entry.from)));
+        let links: Vec<_> = links.collect();
         let there: BTreeSet<_> = all.iter().map(|entry| PathBuf::from(&entry.to)).collect();
         let pages = all
             .iter()
@@ -165,10 +164,8 @@ mod tests {
         for entry in pages {
             let text = fs::read_to_string(cargo::root().unwrap().join(&entry.from)).unwrap();
             let text = page(&text);
-            let targets = text
-                .split("](")
-                .skip(1)
-                .filter_map(|rest| rest.split([')', '#']).next());
+            let parts = text.split("](").skip(1);
+            let targets = parts.filter_map(|rest| rest.split([')', '#']).next());
             for target in targets.filter(|to| !to.is_empty() && !to.contains(':')) {
                 let mut path = plain(&entry.to, target);
                 if let Some((link, to)) = links.iter().find(|(link, _)| path.starts_with(link)) {
@@ -197,17 +194,10 @@ mod tests {
     fn a_program_that_needs_a_second_library_is_not_packed() {
         let own = fs::read("/proc/self/exe").unwrap();
         let why = |machine| runs_there("own", &own, machine).unwrap_err().to_string();
-        assert!(
-            why(Machine::OWN).contains("'own' needs GCC_"),
-            "{}",
-            why(Machine::OWN)
-        );
-        let other = [Machine::X86, Machine::Arm].map(why);
-        assert!(
-            other
-                .iter()
-                .any(|why| why.starts_with("'own' is not built for ")),
-            "{other:?}"
-        );
+        let own = why(Machine::OWN);
+        assert!(own.contains("'own' needs GCC_"), "{own}");
+        let all = [Machine::X86, Machine::Arm].map(why);
+        let is_other = |why: &String| why.starts_with("'own' is not built for ");
+        assert!(all.iter().any(is_other), "{all:?}");
     }
 }
