@@ -1,6 +1,7 @@
 //! Work that mostly waits, done at once. Work with the same claim is done one after the other.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 pub struct Work<'a> {
     /// What no other work may use meanwhile.
@@ -8,85 +9,44 @@ pub struct Work<'a> {
     pub run: Box<dyn FnOnce() + Send + 'a>,
 }
 
-#[derive(Default)]
-struct State<'a> {
-    waiting: Vec<Work<'a>>,
-    claimed: Vec<String>,
-}
-
-struct Queue<'a> {
-    state: Mutex<State<'a>>,
-    given_back: Condvar,
-}
-
 /// Does all work in its order, if the claims allow it, with at most this many at once. If one
 /// panics, it panics after the rest is done.
 pub fn run(all: Vec<Work<'_>>, at_once: usize) {
-    let queue = Queue {
-        state: Mutex::new(State {
-            waiting: all,
-            claimed: Vec::new(),
-        }),
-        given_back: Condvar::new(),
+    let waiting_and_claimed = Mutex::new((all, Vec::<String>::new()));
+    let lock = || {
+        waiting_and_claimed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    let given_back = Condvar::new();
+    let work = || loop {
+        let mut state = lock();
+        let Work { claims, run } = loop {
+            let (waiting, claimed) = &mut *state;
+            if waiting.is_empty() {
+                return;
+            }
+            let is_free = |claim: &String| !claimed.contains(claim);
+            let may_start = |work: &Work<'_>| work.claims.iter().all(is_free);
+            if let Some(at) = waiting.iter().position(may_start) {
+                let work = waiting.remove(at);
+                claimed.extend(work.claims.iter().cloned());
+                break work;
+            }
+            let woken = given_back.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        lock().1.retain(|one| !claims.contains(one));
+        given_back.notify_all();
+        if let Err(panic) = ended {
+            resume_unwind(panic);
+        }
     };
     std::thread::scope(|scope| {
         for _ in 0..at_once.max(1) {
-            scope.spawn(|| {
-                while let Some((run, _claimed)) = queue.next() {
-                    run();
-                }
-            });
+            scope.spawn(work);
         }
     });
-}
-
-impl<'a> Queue<'a> {
-    /// The first work that may start now; `None` if no work is left.
-    fn next(&self) -> Option<(Box<dyn FnOnce() + Send + 'a>, Claimed<'_, 'a>)> {
-        let mut state = self.lock();
-        loop {
-            if state.waiting.is_empty() {
-                return None;
-            }
-            let free = |work: &Work<'_>| {
-                work.claims
-                    .iter()
-                    .all(|claim| !state.claimed.contains(claim))
-            };
-            if let Some(at) = state.waiting.iter().position(free) {
-                let Work { claims, run } = state.waiting.remove(at);
-                state.claimed.extend(claims.iter().cloned());
-                return Some((
-                    run,
-                    Claimed {
-                        queue: self,
-                        claims,
-                    },
-                ));
-            }
-            state = self
-                .given_back
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<'a>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Claimed<'q, 'a> {
-    queue: &'q Queue<'a>,
-    claims: Vec<String>,
-}
-
-impl Drop for Claimed<'_, '_> {
-    fn drop(&mut self) {
-        self.queue
-            .lock()
-            .claimed
-            .retain(|one| !self.claims.contains(one));
-        self.queue.given_back.notify_all();
-    }
 }

@@ -396,13 +396,18 @@ impl Cluster {
             }
             // As pbs_cgroups does in execjob_launch, before our hook.
             if job.stock_place.is_none() {
-                let uuids = self.gpus[at].uuids();
-                let list = job.gpus[at].iter().map(|gpu| uuids[*gpu as usize].as_str());
-                let list = list.collect::<Vec<_>>().join(r"\,");
+                let list = self.uuids_of(at, &job.gpus[at]).join(r"\,");
                 env.insert("CUDA_VISIBLE_DEVICES".into(), list);
             }
         }
         env
+    }
+
+    pub(super) fn uuids_of(&self, at: usize, gpus: &[u32]) -> Vec<String> {
+        let uuids = self.gpus[at].uuids();
+        gpus.iter()
+            .map(|gpu| uuids[*gpu as usize].clone())
+            .collect()
     }
 
     pub(super) fn spool(&self, job: &Job, kind: &str) -> Stream {

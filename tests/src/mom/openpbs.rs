@@ -328,13 +328,8 @@ impl Cluster {
             }
         }
         for (at, gpus) in job.gpus.iter().enumerate() {
-            let uuids = self.gpus[at].uuids();
-            let list: Vec<&str> = gpus
-                .iter()
-                .map(|gpu| uuids[*gpu as usize].as_str())
-                .collect();
             if job.stock_place.is_none() {
-                let list = list.join("\\,");
+                let list = self.uuids_of(at, gpus).join("\\,");
                 let env = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={list}\n");
                 self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &env, 0o644);
             }

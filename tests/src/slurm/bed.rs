@@ -62,18 +62,12 @@ impl Bed {
         warden.tell(&Request::Remove { path: dir.clone() })?;
         let run = fresh_directory(RUN_BASE)?;
         warden.tell(&Request::Remove { path: run.clone() })?;
-        let nodes: Vec<String> = (1..=options.nodes)
-            .map(|index| options.node(index))
-            .collect();
+        let nodes: Vec<String> = options.each_node().collect();
         let cgroup = fresh_cgroup(&run, &nodes);
         if let Some(path) = &cgroup {
             warden.tell(&Request::RemoveCgroup { path: path.clone() })?;
         }
-        if options
-            .slurm_lines
-            .iter()
-            .any(|line| line.ends_with("/cgroup"))
-        {
+        if options.is_in_cgroups() {
             for path in cgroups_of_slurmd(&nodes) {
                 warden.tell(&Request::RemoveCgroup { path })?;
             }
@@ -91,9 +85,7 @@ impl Bed {
             port: Mutex::default(),
             users,
         };
-        for name in [
-            "etc", "log", "pid", "munge", "state", "spool", "dev", "home",
-        ] {
+        for name in "etc log pid munge state spool dev home".split(' ') {
             fs::create_dir(bed.dir.join(name))?;
         }
         bed.make_devices()?;
@@ -136,9 +128,7 @@ impl Bed {
     }
 
     pub fn nodes(&self) -> Vec<String> {
-        (1..=self.options.nodes)
-            .map(|index| self.options.node(index))
-            .collect()
+        self.options.each_node().collect()
     }
 
     /// The two ordinary users who submit here. No other bed of this process has them meanwhile.

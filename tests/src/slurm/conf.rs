@@ -106,11 +106,10 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
          SlurmdTimeout=60\n",
         controller = ports[0],
     );
-    text.push_str("GresTypes=gpu");
-    for name in &options.gres_types {
-        let _ = write!(text, ",{name}");
-    }
-    text.push('\n');
+    let types = ["gpu"]
+        .into_iter()
+        .chain(options.gres_types.iter().map(|name| &**name));
+    let _ = writeln!(text, "GresTypes={}", types.collect::<Vec<_>>().join(","));
     text.push_str("ProctrackType=proctrack/linuxproc\n");
     if !options.prolog_flags.is_empty() {
         let _ = writeln!(text, "PrologFlags={}", options.prolog_flags);
@@ -126,14 +125,10 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     let ours = std::mem::take(&mut text);
     let ours = ours.lines().filter(|line| !options.names_key(key(line)));
     for line in ours.chain(options.slurm_lines.iter().map(String::as_str)) {
-        match line.split_once('=') {
-            Some((key, value)) if options.blanks => {
-                let _ = writeln!(text, "{key} = {value}");
-            }
-            _ => {
-                let _ = writeln!(text, "{line}");
-            }
-        }
+        let _ = match line.split_once('=') {
+            Some((key, value)) if options.blanks => writeln!(text, "{key} = {value}"),
+            _ => writeln!(text, "{line}"),
+        };
     }
     for (index, port) in (1..=options.nodes).zip(&ports[1..]) {
         let gpus = gpus_of(options, index);
@@ -158,13 +153,9 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
                 .unwrap_or_default(),
         );
     }
-    let _ = writeln!(
-        text,
-        "PartitionName=main Nodes=ALL Default=YES MaxTime=10 State=UP OverSubscribe=NO"
-    );
+    text += "PartitionName=main Nodes=ALL Default=YES MaxTime=10 State=UP OverSubscribe=NO\n";
     for line in &options.partition_lines {
-        text.push_str(line);
-        text.push('\n');
+        text += &format!("{line}\n");
     }
     text
 }
@@ -192,11 +183,8 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
         match &options.gpus {
             Gpus::Simulated(_) => {
                 for device in devices(dir, options, index) {
-                    let _ = writeln!(
-                        text,
-                        "NodeName={node} Name=gpu File={}",
-                        device.file.display()
-                    );
+                    let file = device.file.display();
+                    let _ = writeln!(text, "NodeName={node} Name=gpu File={file}");
                 }
             }
             Gpus::Real(numbers) if index == 1 => {
@@ -207,11 +195,8 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
             Gpus::Real(_) => {}
         }
         for name in &options.gres_types {
-            let _ = writeln!(
-                text,
-                "NodeName={node} Name={name} Count={}",
-                options.gres_count
-            );
+            let count = options.gres_count;
+            let _ = writeln!(text, "NodeName={node} Name={name} Count={count}");
         }
     }
     text

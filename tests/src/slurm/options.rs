@@ -135,15 +135,21 @@ impl Options {
         self
     }
 
+    pub(super) fn is_in_cgroups(&self) -> bool {
+        self.slurm_lines
+            .iter()
+            .any(|line| line.ends_with("/cgroup"))
+    }
+
+    pub(super) fn each_node(&self) -> impl Iterator<Item = String> {
+        (1..=self.nodes).map(|index| self.node(index))
+    }
+
     /// What such a bed needs for itself. Two beds with a common word must not exist at the same
     /// time.
     pub fn claims(&self) -> Vec<String> {
         // With v2 every slurmd makes some.
-        let cgroups = unified()
-            || self
-                .slurm_lines
-                .iter()
-                .any(|line| line.ends_with("/cgroup"));
+        let cgroups = unified() || self.is_in_cgroups();
         let cgroups = cgroups.then(|| format!("the cgroups of {}1", self.node_name));
         let configless = self.configless.then(|| CONFIGLESS.to_owned());
         cgroups.into_iter().chain(configless).collect()
