@@ -295,8 +295,21 @@ impl Place {
     pub fn picture(&self) -> Picture {
         let mut picture = Picture::new();
         let root = self.path("");
+        let mut take = |path: &Path, about: &fs::Metadata| {
+            let kind = about.file_type();
+            let text = match (kind.is_dir(), kind.is_file(), kind.is_fifo()) {
+                (true, ..) => "directory".to_owned(),
+                (_, true, _) => format!("{} bytes", about.len()),
+                (.., true) => "fifo".to_owned(),
+                _ => format!("{kind:?}"),
+            };
+            let name = path.strip_prefix(&root).unwrap_or(path).display();
+            let (mode, uid) = (about.mode() & 0o7777, about.uid());
+            picture.insert(name.to_string(), format!("{text} {mode:o} {uid}"));
+            true
+        };
         for top in ["run", "state"] {
-            tree(&self.path(top), &root, &mut picture);
+            look::walk(&self.path(top), &mut take);
         }
         for name in STANDING {
             picture.remove(name);
@@ -664,34 +677,6 @@ fn remove_stale(mount: &Path) {
             .and_then(|rest| rest.split('-').next());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             let _ = fs::remove_dir(entry.path());
-        }
-    }
-}
-
-fn tree(at: &Path, root: &Path, picture: &mut Picture) {
-    for entry in fs::read_dir(at).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let Ok(about) = path.symlink_metadata() else {
-            continue;
-        };
-        let kind = about.file_type();
-        let text = match (kind.is_dir(), kind.is_file(), kind.is_fifo()) {
-            (true, ..) => "directory".to_owned(),
-            (_, true, _) => format!("{} bytes", about.len()),
-            (.., true) => "fifo".to_owned(),
-            _ => format!("{kind:?}"),
-        };
-        let name = path
-            .strip_prefix(root)
-            .unwrap_or(&path)
-            .display()
-            .to_string();
-        picture.insert(
-            name,
-            format!("{text} {:o} {}", about.mode() & 0o7777, about.uid()),
-        );
-        if kind.is_dir() {
-            tree(&path, root, picture);
         }
     }
 }

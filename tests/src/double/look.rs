@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -99,6 +99,19 @@ pub fn processes_from(dir: &Path) -> Vec<Process> {
         .into_iter()
         .filter(|p| p.exe.starts_with(dir))
         .collect()
+}
+
+/// Calls `each` with everything below `dir`. A directory is entered if it says so.
+pub fn walk(dir: &Path, each: &mut dyn FnMut(&Path, &Metadata) -> bool) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(about) = path.symlink_metadata() else {
+            continue;
+        };
+        if each(&path, &about) && about.is_dir() {
+            walk(&path, each);
+        }
+    }
 }
 
 pub fn alive(pid: u32) -> bool {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::double::look::descendants;
+use crate::double::look::{descendants, walk};
 
 /// Everything that a job could leave on the node, by name, to be compared with another look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,16 +16,20 @@ impl Snapshot {
     /// the shared-memory segments of `users`; the descendants of `warden` that are not in `known`.
     pub fn take(roots: &[PathBuf], users: &[u32], warden: u32, known: &BTreeSet<u32>) -> Snapshot {
         let mut items = BTreeSet::new();
+        let mut take = |path: &Path, counts: bool| {
+            if counts {
+                items.insert(format!("file {}", path.display()));
+            }
+            true
+        };
         for root in roots {
-            walk(root, &mut items, &|path| {
-                !path.starts_with("/sys") || path.is_dir()
+            walk(root, &mut |path, about| {
+                take(path, !path.starts_with("/sys") || about.is_dir())
             });
         }
-        let owned = |path: &Path| {
-            path.symlink_metadata()
-                .is_ok_and(|found| users.contains(&found.uid()))
-        };
-        walk(Path::new("/dev/shm"), &mut items, &owned);
+        walk(Path::new("/dev/shm"), &mut |path, about| {
+            take(path, users.contains(&about.uid()))
+        });
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
             // A node's run directory is one from its first MPS job to the next boot.
@@ -49,20 +53,5 @@ impl Snapshot {
 
     pub fn beyond(&self, earlier: &Snapshot) -> Vec<String> {
         self.0.difference(&earlier.0).cloned().collect()
-    }
-}
-
-fn walk(dir: &Path, items: &mut BTreeSet<String>, counts: &dyn Fn(&Path) -> bool) {
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return;
-    };
-    for entry in entries.filter_map(Result::ok) {
-        let path = entry.path();
-        if counts(&path) {
-            items.insert(format!("file {}", path.display()));
-        }
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            walk(&path, items, counts);
-        }
     }
 }

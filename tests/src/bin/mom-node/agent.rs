@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tests::double::look::walk;
 use tests::mom::wire::{Order, Snapshot};
 use tests::orders;
 
@@ -93,7 +94,11 @@ fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<()> {
 fn snapshot() -> Snapshot {
     let mut all = Snapshot::default();
     for top in [LAYER, "/run", "/tmp", "/dev/shm"] {
-        walk(Path::new(top), &mut all.files);
+        walk(Path::new(top), &mut |path, about| {
+            all.files
+                .push(format!("{} {:o}", path.display(), about.mode()));
+            !path.starts_with("/srv") && !path.starts_with("/var/srv")
+        });
     }
     all.files.sort();
     for pid in processes().into_iter().filter(|pid| *pid != 1) {
@@ -102,19 +107,4 @@ fn snapshot() -> Snapshot {
         all.processes.push(format!("{pid} {}", line.trim()));
     }
     all
-}
-
-fn walk(dir: &Path, files: &mut Vec<String>) {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let (path, Ok(about)) = (entry.path(), entry.path().symlink_metadata()) else {
-            continue;
-        };
-        files.push(format!("{} {:o}", path.display(), about.mode()));
-        if about.is_dir() && !path.starts_with("/srv") && !path.starts_with("/var/srv") {
-            walk(&path, files);
-        }
-    }
 }
