@@ -311,134 +311,75 @@ mod tests {
         Explain { what }.run(false)
     }
 
+    /// A number, the name after `cudaError`, and the one after `CUDA_ERROR_`.
+    const ERRORS: &str = "\
+2 MemoryAllocation OUT_OF_MEMORY
+46 DevicesUnavailable DEVICE_UNAVAILABLE
+100 NoDevice NO_DEVICE
+304 OperatingSystem OPERATING_SYSTEM
+700 IllegalAddress ILLEGAL_ADDRESS
+710 Assert ASSERT
+714 HardwareStackError HARDWARE_STACK_ERROR
+715 IllegalInstruction ILLEGAL_INSTRUCTION
+716 MisalignedAddress MISALIGNED_ADDRESS
+717 InvalidAddressSpace INVALID_ADDRESS_SPACE
+718 InvalidPc INVALID_PC
+719 LaunchFailure LAUNCH_FAILED
+802 SystemNotReady SYSTEM_NOT_READY
+803 SystemDriverMismatch SYSTEM_DRIVER_MISMATCH
+804 CompatNotSupportedOnDevice COMPAT_NOT_SUPPORTED_ON_DEVICE
+805 MpsConnectionFailed MPS_CONNECTION_FAILED
+806 MpsRpcFailure MPS_RPC_FAILURE
+807 MpsServerNotReady MPS_SERVER_NOT_READY
+808 MpsMaxClientsReached MPS_MAX_CLIENTS_REACHED
+809 MpsMaxConnectionsReached MPS_MAX_CONNECTIONS_REACHED
+810 MpsClientTerminated MPS_CLIENT_TERMINATED
+811 CdpNotSupported CDP_NOT_SUPPORTED";
+
     #[test]
     fn every_error_of_mps_is_known_by_number_and_by_both_names() {
-        for (code, runtime, driver) in [
-            (2, "MemoryAllocation", "OUT_OF_MEMORY"),
-            (46, "DevicesUnavailable", "DEVICE_UNAVAILABLE"),
-            (100, "NoDevice", "NO_DEVICE"),
-            (304, "OperatingSystem", "OPERATING_SYSTEM"),
-            (700, "IllegalAddress", "ILLEGAL_ADDRESS"),
-            (710, "Assert", "ASSERT"),
-            (714, "HardwareStackError", "HARDWARE_STACK_ERROR"),
-            (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION"),
-            (716, "MisalignedAddress", "MISALIGNED_ADDRESS"),
-            (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE"),
-            (718, "InvalidPc", "INVALID_PC"),
-            (719, "LaunchFailure", "LAUNCH_FAILED"),
-            (802, "SystemNotReady", "SYSTEM_NOT_READY"),
-            (803, "SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH"),
-            (
-                804,
-                "CompatNotSupportedOnDevice",
-                "COMPAT_NOT_SUPPORTED_ON_DEVICE",
-            ),
-            (805, "MpsConnectionFailed", "MPS_CONNECTION_FAILED"),
-            (806, "MpsRpcFailure", "MPS_RPC_FAILURE"),
-            (807, "MpsServerNotReady", "MPS_SERVER_NOT_READY"),
-            (808, "MpsMaxClientsReached", "MPS_MAX_CLIENTS_REACHED"),
-            (
-                809,
-                "MpsMaxConnectionsReached",
-                "MPS_MAX_CONNECTIONS_REACHED",
-            ),
-            (810, "MpsClientTerminated", "MPS_CLIENT_TERMINATED"),
-            (811, "CdpNotSupported", "CDP_NOT_SUPPORTED"),
-        ] {
-            let text = explained(&code.to_string()).unwrap();
+        for row in ERRORS.lines() {
+            let (code, names) = row.split_once(' ').unwrap();
+            let (runtime, driver) = names.split_once(' ').unwrap();
+            let text = explained(code).unwrap();
             assert!(text.contains(&format!("CUDA error {code}")), "{text}");
-            let names = [
+            for name in [
                 format!("cudaError{runtime}"),
                 format!("CUDA_ERROR_{driver}"),
-            ];
-            assert_eq!(
-                names.map(|name| explained(&name).unwrap()),
-                [text.clone(), text]
-            );
+            ] {
+                assert_eq!(explained(&name).unwrap(), text);
+            }
         }
         assert!(explained("999").is_err());
     }
 
+    fn table(text: &str) -> impl Iterator<Item = (&str, &str)> {
+        text.lines().map(|line| line.split_once(" = ").unwrap())
+    }
+
+    const SAID: &str = "\
+GPU busy (CUDA error 46) = all CUDA-capable devices are busy or unavailable
+GPU busy = CUDA-capable device(s) is/are busy or unavailable
+GPU busy = RuntimeError: Cuda driver error 46
+out of memory under a limit = CUDA error: out of memory
+out of memory under a limit = cuda runtime error (2) : out of memory
+no GPU behind this daemon = RuntimeError: No CUDA GPUs are available
+GPU busy = openmm.OpenMMException: No compatible CUDA device is available
+GPU busy = OpenMMException: The requested CUDA device could not be loaded
+no GPU behind this daemon = Cannot run bonded interactions on a GPU because no GPU is detected.
+out of memory under a limit = OOM when allocating tensor with shape[512,512] and type float on GPU:0
+out of memory under a limit = Out of memory allocating 8,000 bytes (allocated so far: 512 bytes).
+out of memory under a limit = RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+the driver, not MPS = Error 803: system has unsupported display driver / cuda driver combination
+the driver, not MPS = Error 804: forward compatibility was attempted on non supported HW
+a fatal GPU error = CUDA error: an illegal memory access was encountered
+a fatal GPU error = CUDA error: device-side assert triggered
+a fatal GPU error = RuntimeError: CUDA error: unspecified launch failure
+no plugin on this host = srun: unrecognized option '--mps-treads=auto'";
+
     #[test]
     fn what_programs_print_is_explained_as_an_argument_as_in_a_log() {
-        for (said, name) in [
-            (
-                "all CUDA-capable devices are busy or unavailable",
-                "GPU busy (CUDA error 46)",
-            ),
-            (
-                "CUDA-capable device(s) is/are busy or unavailable",
-                "GPU busy",
-            ),
-            ("RuntimeError: Cuda driver error 46", "GPU busy"),
-            ("CUDA error: out of memory", "out of memory under a limit"),
-            (
-                "cuda runtime error (2) : out of memory",
-                "out of memory under a limit",
-            ),
-            (
-                "RuntimeError: No CUDA GPUs are available",
-                "no GPU behind this daemon",
-            ),
-            (
-                "openmm.OpenMMException: No compatible CUDA device is available",
-                "GPU busy",
-            ),
-            (
-                "OpenMMException: The requested CUDA device could not be loaded",
-                "GPU busy",
-            ),
-            (
-                "Cannot run bonded interactions on a GPU because no GPU is detected.",
-                "no GPU behind this daemon",
-            ),
-            (
-                "OOM when allocating tensor with shape[512,512] and type float on GPU:0",
-                "out of memory under a limit",
-            ),
-            (
-                "Out of memory allocating 8,000 bytes (allocated so far: 512 bytes).",
-                "out of memory under a limit",
-            ),
-            (
-                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-                "out of memory under a limit",
-            ),
-            (
-                "Error 802: system not yet initialized",
-                "the driver, not MPS",
-            ),
-            (
-                "Error 803: system has unsupported display driver / cuda driver combination",
-                "the driver, not MPS",
-            ),
-            (
-                "Error 804: forward compatibility was attempted on non supported HW",
-                "the driver, not MPS",
-            ),
-            ("CUDA driver error 811", "dynamic parallelism"),
-            (
-                "CUDA error: an illegal memory access was encountered",
-                "a fatal GPU error",
-            ),
-            (
-                "CUDA error: device-side assert triggered",
-                "a fatal GPU error",
-            ),
-            (
-                "RuntimeError: CUDA error: unspecified launch failure",
-                "a fatal GPU error",
-            ),
-            ("CUDA driver error 716", "a fatal GPU error"),
-            (
-                "srun: unrecognized option '--mps'",
-                "no plugin on this host",
-            ),
-            (
-                "srun: unrecognized option '--mps-treads=auto'",
-                "no plugin on this host",
-            ),
-        ] {
+        for (name, said) in table(SAID) {
             let text = explained(said).unwrap();
             assert!(text.starts_with(name), "{said}: {text}");
             let in_log = of_log(&read(format!("x\n{said}\n").as_bytes()).unwrap());
@@ -457,43 +398,26 @@ mod tests {
         assert!(explained(ours).unwrap().starts_with("no MPS for this job"));
     }
 
+    const PARTS: &str = "\
+out of memory under a limit = out of memory
+out of memory under a limit = Out Of Memory
+out of memory under a limit = out of memory allocating
+GPU busy = busy or unavailable
+connection refused = CUDA error: 805
+GPU busy = error code 46
+GPU busy = error: 46
+a client without a context = client 24587 got no context; 48 others had one
+out of memory under a limit =  on Pe 8 (node17 device 0 pci 0:7:0): out of memory
+out of memory under a limit = Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB
+out of memory under a limit = CUDA backend failed to initialize: INTERNAL: no supported devices found for platform CUDA.
+a rank's number is no GPU's = openmm.OpenMMException: Illegal value for DeviceIndex: 1
+0 clients = but torch.cuda.is_available() is False
+wrong pid namespace = OS call failed or operation not supported on this OS";
+
     /// A log must not have them: the kernel also writes "Out of memory".
     #[test]
     fn an_argument_may_be_a_part_of_what_programs_print() {
-        for (said, name) in [
-            ("out of memory", "out of memory under a limit"),
-            ("Out Of Memory", "out of memory under a limit"),
-            ("out of memory allocating", "out of memory under a limit"),
-            ("busy or unavailable", "GPU busy"),
-            ("CUDA error: 805", "connection refused"),
-            ("error code 46", "GPU busy"),
-            ("error: 46", "GPU busy"),
-            (
-                "client 24587 got no context; 48 others had one",
-                "a client without a context",
-            ),
-            (
-                " on Pe 8 (node17 device 0 pci 0:7:0): out of memory",
-                "out of memory under a limit",
-            ),
-            (
-                "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
-                "out of memory under a limit",
-            ),
-            (
-                "CUDA backend failed to initialize: INTERNAL: no supported devices found for platform CUDA.",
-                "out of memory under a limit",
-            ),
-            (
-                "openmm.OpenMMException: Illegal value for DeviceIndex: 1",
-                "a rank's number is no GPU's",
-            ),
-            ("but torch.cuda.is_available() is False", "0 clients"),
-            (
-                "OS call failed or operation not supported on this OS",
-                "wrong pid namespace",
-            ),
-        ] {
+        for (name, said) in table(PARTS) {
             let text = explained(said).unwrap();
             assert!(text.starts_with(name), "{said}: {text}");
         }
@@ -518,23 +442,18 @@ mod tests {
 
     #[test]
     fn a_program_is_known_by_its_names() {
-        for name in ["JAX", "jax, flax"] {
-            let text = explained(name).unwrap();
-            assert!(
-                text.starts_with("JAX, Flax jax 0.11.2\n  MPS:    works; "),
-                "{text}"
-            );
-            assert!(
-                text.contains("source: /usr/share/doc/mpsd/facts/programs.md#"),
-                "{text}"
-            );
-        }
-        for name in ["DDP", "torchrun", "torch.distributed", "NCCL"] {
-            let text = explained(name).unwrap();
-            assert!(
-                text.starts_with("NCCL (PyTorch DDP), several ranks"),
-                "{text}"
-            );
+        let jax = ("JAX, Flax jax 0.11.2\n  MPS:    works; ", "programs.md");
+        let nccl = ("NCCL (PyTorch DDP), several ranks", "mps-control.md");
+        for (names, (begin, facts)) in [
+            ("JAX|jax, flax", jax),
+            ("DDP|torchrun|torch.distributed|NCCL", nccl),
+        ] {
+            let source = format!("source: /usr/share/doc/mpsd/facts/{facts}#");
+            for name in names.split('|') {
+                let text = explained(name).unwrap();
+                assert!(text.starts_with(begin), "{text}");
+                assert!(text.contains(&source), "{text}");
+            }
         }
     }
 
@@ -555,24 +474,13 @@ mod tests {
 
     #[test]
     fn a_log_is_explained_in_its_order_and_what_any_log_has_comes_last() {
-        for (log, expected) in [
-            (
-                "server is not ready, push client to pending list\nServer status: FAULT",
-                "a fatal GPU error 0, server not ready 0",
-            ),
-            (
-                "CUDA driver error 806\nCUDA driver error 46\nCUDA driver error 806",
-                "the server died 1, GPU busy 0",
-            ),
-            (
-                "CUDA driver error 46\nCUDA driver error 806",
-                "GPU busy 0, the server died 0",
-            ),
-            (
-                "User did not send valid credentials\nrecevie command with status 806\nCUDA error 700",
-                "a fatal GPU error 0, valid credentials 0, the server lost a client 0",
-            ),
-        ] {
+        const LOGS: &str = "\
+a fatal GPU error 0, server not ready 0 = server is not ready, push client to pending list / Server status: FAULT
+the server died 1, GPU busy 0 = CUDA driver error 806 / CUDA driver error 46 / CUDA driver error 806
+GPU busy 0, the server died 0 = CUDA driver error 46 / CUDA driver error 806
+a fatal GPU error 0, valid credentials 0, the server lost a client 0 = User did not send valid credentials / recevie command with status 806 / CUDA error 700";
+        for (expected, log) in table(LOGS) {
+            let log = log.replace(" / ", "\n");
             let found = of_log(&read(log.as_bytes()).unwrap());
             let told = found.iter();
             let told = told.map(|found| format!("{} {}", found.trouble.name, found.more_lines));
@@ -608,7 +516,6 @@ mod tests {
         const LINES: &str = "\
 valid credentials = [x Control 1] User did not send valid credentials
 a daemon of another user = [x Control 1] Failed to start server using uid 1002
-GPU busy = CUDA error: all CUDA-capable devices are busy or unavailable
 a fatal GPU error = [x Server 5] Client 8349 caused a fatal error on its device
 a fatal GPU error = [x Control 5] Server status: FAULT
 NCCL: several ranks on one GPU = Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000
@@ -618,7 +525,7 @@ Nsight Compute = ==PROF== Connected to process 4711 (/home/alice/simulate)
 Nsight Compute = ==ERROR== Profiling is not supported with Multi-Process Server (MPS) enabled on device 0.
 nothing = get_default_client_priority
 nothing = status 806 of 900 done";
-        for (name, line) in LINES.lines().map(|line| line.split_once(" = ").unwrap()) {
+        for (name, line) in table(LINES) {
             let found = of_line(line).map_or("nothing", |trouble| &trouble.name);
             assert_eq!(found, name, "{line}");
         }
