@@ -98,21 +98,16 @@ mod tests {
         let mount = "/run/mpsd/jobs/42:/run/mpsd/jobs/42";
         let enroot =
             format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
+        let volume = format!("--volume {mount} ");
         for (runtime, options) in [
             (Container::Apptainer, "--bind /run/mpsd/jobs/42 ".to_owned()),
             (Container::Enroot, enroot),
-            (Container::Podman, format!("--volume {mount} ")),
-            (
-                Container::Docker,
-                format!("--user=1000:100 --volume {mount} "),
-            ),
+            (Container::Podman, volume.clone()),
+            (Container::Docker, format!("--user=1000:100 {volume}")),
         ] {
             assert_eq!(runtime.write(&set, 1000, 100), Ok(options + variables));
-            let foreign = runtime.write(
-                &[&set[..], std::slice::from_ref(&removed)].concat(),
-                1000,
-                100,
-            );
+            let with_removed = [&set[..], std::slice::from_ref(&removed)].concat();
+            let foreign = runtime.write(&with_removed, 1000, 100);
             assert_eq!(foreign.is_err(), runtime == Container::Apptainer);
         }
         let limits = [set[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
@@ -125,10 +120,8 @@ mod tests {
     #[test]
     fn a_word_that_a_shell_would_split_is_refused() {
         let changes = [change(PIPE_DIRECTORY, Some("/run/m psd/jobs/42/pipe"))];
-        let refused = Container::Podman
-            .write(&changes, 0, 0)
-            .unwrap_err()
-            .to_string();
+        let refused = Container::Podman.write(&changes, 0, 0);
+        let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("/run/m psd/jobs/42"), "{refused}");
     }
 }

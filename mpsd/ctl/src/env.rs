@@ -136,23 +136,15 @@ mod tests {
             value: value.map(str::to_owned),
         };
         let changes = [change(JOB, Some("it's 4!")), change(VISIBLE_DEVICES, None)];
+        let sh = "export MPSD_JOB='it'\\''s 4!'\nunset CUDA_VISIBLE_DEVICES\n";
+        let csh = "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n";
+        let fish = "set -gx MPSD_JOB 'it\\'s 4!';\nset -e CUDA_VISIBLE_DEVICES;\n";
+        let json = "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n";
         for (shell, text) in [
-            (
-                Shell::Sh,
-                "export MPSD_JOB='it'\\''s 4!'\nunset CUDA_VISIBLE_DEVICES\n",
-            ),
-            (
-                Shell::Csh,
-                "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n",
-            ),
-            (
-                Shell::Fish,
-                "set -gx MPSD_JOB 'it\\'s 4!';\nset -e CUDA_VISIBLE_DEVICES;\n",
-            ),
-            (
-                Shell::Json,
-                "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n",
-            ),
+            (Shell::Sh, sh),
+            (Shell::Csh, csh),
+            (Shell::Fish, fish),
+            (Shell::Json, json),
         ] {
             assert_eq!(shell.write(&changes), text);
         }

@@ -192,10 +192,8 @@ mod tests {
     #[test]
     fn the_hook_knows_the_same_launchers() {
         let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
-        let line = hook
-            .lines()
-            .find(|line| line.starts_with("LAUNCHERS = "))
-            .unwrap();
+        let (_, line) = hook.split_once("\nLAUNCHERS = ").unwrap();
+        let line = line.lines().next().unwrap();
         let theirs: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
         assert_eq!(theirs, LAUNCHERS);
     }
@@ -214,10 +212,8 @@ mod tests {
         assert_eq!(shell(&["/bin/bash", "x"]), None);
         assert_eq!(shell(&["/usr/bin/python3"]), None);
         let own = |name: &str| (name == "SHELL").then(|| "/opt/nu".to_owned());
-        assert_eq!(
-            exec(true, &["/opt/nu"]).lone_shell(&own).as_deref(),
-            Some("nu")
-        );
+        let lone = exec(true, &["/opt/nu"]).lone_shell(&own);
+        assert_eq!(lone.as_deref(), Some("nu"));
         assert_eq!(exec(true, &["/usr/nu"]).lone_shell(&own), None);
         let main = |starter: bool, words: &[&str]| exec(starter, words).is_main(&|_| None);
         assert!(main(true, &["zsh"]) && !main(false, &["zsh"]));

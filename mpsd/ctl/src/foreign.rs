@@ -100,19 +100,16 @@ mod tests {
             processes: vec![7, 8],
         };
         let of = |uid, held: &[Held]| lines(&[daemon(uid)], held).remove(0);
-        for (uid, held, expected) in [
-            (0, &[][..], "WARN  an MPS daemon of root "),
-            (0, &[(1, vec![6, 9])], "WARN  an MPS daemon of root "),
-            (
-                0,
-                &[(0, vec![]), (1, vec![6, 8])],
-                "FAIL  an MPS daemon of root ",
-            ),
+        for (uid, held, mark, who) in [
+            (0, &[][..], "WARN", "root"),
+            (0, &[(1, vec![6, 9])], "WARN", "root"),
+            (0, &[(0, vec![]), (1, vec![6, 8])], "FAIL", "root"),
             // A health check drains for FAIL.
-            (1001, &[(1, vec![8])], "WARN  an MPS daemon of uid 1001 "),
+            (1001, &[(1, vec![8])], "WARN", "uid 1001"),
         ] {
             let told = of(uid, held).to_string();
-            assert!(told.starts_with(expected), "{told}");
+            let expected = format!("{mark}  an MPS daemon of {who} ");
+            assert!(told.starts_with(&expected), "{told}");
             let holds = held.iter().any(|(_, pids)| pids.contains(&8));
             assert_eq!(told.contains("holds GPU 1,"), holds, "{told}");
         }

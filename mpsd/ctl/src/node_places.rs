@@ -125,10 +125,8 @@ mod tests {
         assert_eq!(usual.status(), "OK", "{usual}");
         let long = format!("/run/{}", "x".repeat(30));
         let long = length(&Paths::new(long, "/var/lib/mpsd")).to_string();
-        assert!(
-            long.starts_with("FAIL") && long.contains("may have 89 bytes"),
-            "{long}"
-        );
+        assert!(long.starts_with("FAIL"), "{long}");
+        assert!(long.contains("may have 89 bytes"), "{long}");
     }
 
     #[test]
@@ -139,9 +137,8 @@ mod tests {
         let profile = |line: &str| apparmor(Some(format!("man_filter (enforce)\n{line}\n")));
         assert_eq!(profile("/usr/sbin/ntpd (enforce)"), None);
         assert_eq!(profile("/usr/bin/nvidia-cuda-mps-control (complain)"), None);
-        let confined = profile("/usr/bin/nvidia-cuda-mps-control (enforce)");
-        assert!(
-            matches!(confined, Some(Warn(text)) if text.contains("nvidia-cuda-mps-control (enforce)"))
-        );
+        let enforced = "nvidia-cuda-mps-control (enforce)";
+        let confined = profile(&format!("/usr/bin/{enforced}"));
+        assert!(matches!(confined, Some(Warn(text)) if text.contains(enforced)));
     }
 }

@@ -398,42 +398,30 @@ mod tests {
     #[test]
     fn a_probe_under_mps_with_its_limit_is_ok_and_any_other_fails_with_a_remedy() {
         let found = |probe: &Value| proved(probe, "--mps", "do this");
-        let marks = |probe: &Value| {
-            found(probe)
-                .iter()
-                .map(CheckLine::status)
-                .collect::<Vec<_>>()
-        };
+        let marks =
+            |probe: &Value| -> Vec<_> { found(probe).iter().map(CheckLine::status).collect() };
         assert_eq!(marks(&probe()), ["OK", "OK", "OK"]);
         for got in [Value::Null, 2048.into(), 100.into()] {
             let mut other = probe();
             other["gpus"][0]["allocatable_mib"] = got;
             assert_eq!(marks(&other), ["OK", "OK", "FAIL"], "{other}");
         }
+        let error = "no libcuda.so.1";
+        let library = serde_json::json!({"host": "gpu001", "libcuda": false, "error": error});
+        assert_eq!(marks(&library), ["OK", "FAIL"]);
+        let lines = found(&library);
+        let [job, line] = [0, 1].map(|number: usize| lines[number].text());
+        assert_eq!(job, "job: it ran on gpu001, asked with '--mps'");
+        assert!(
+            line.starts_with("libcuda: no libcuda.so.1: install"),
+            "{line}"
+        );
+        assert!(!line.contains("do this"), "{line}");
         let mut outside = probe();
         outside["under_mps"] = false.into();
         outside["error"] = "error 46".into();
-        let library =
-            serde_json::json!({"host": "gpu001", "libcuda": false, "error": "no libcuda.so.1"});
-        let of_library = found(&library);
-        assert_eq!(
-            of_library[0].text(),
-            "job: it ran on gpu001, asked with '--mps'"
-        );
-        let line = of_library[1].text();
-        assert!(
-            of_library.len() == 2 && of_library[1].is_wrong(),
-            "{of_library:?}"
-        );
-        assert!(
-            line.starts_with("libcuda: no libcuda.so.1: install") && !line.contains("do this"),
-            "{line}"
-        );
-        let found = found(&outside);
-        assert!(
-            found[1].is_wrong() && found[1].text().ends_with("error 46: do this"),
-            "{found:?}"
-        );
+        let line = &found(&outside)[1];
+        assert!(line.is_wrong() && line.text().ends_with("error 46: do this"));
     }
 
     #[test]

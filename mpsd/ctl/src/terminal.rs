@@ -100,15 +100,10 @@ mod tests {
         let line = "WARN  one two three four five six seven";
         for width in [0, 5, 13, 20, 80] {
             let text = wrap(line, MARK_WIDTH, Some(width));
-            let words = |text: &str| {
-                text.split_whitespace()
-                    .map(str::to_owned)
-                    .collect::<Vec<_>>()
-            };
-            assert_eq!(words(&text), words(line), "{width}");
-            let fits =
-                width <= 2 * MARK_WIDTH || text.lines().all(|line| line.chars().count() <= width);
-            assert!(fits, "{width}: {text}");
+            let (words, all) = (text.split_whitespace(), line.split_whitespace());
+            assert!(words.eq(all), "{width}: {text}");
+            let fits = text.lines().all(|line| line.chars().count() <= width);
+            assert!(fits || width <= 2 * MARK_WIDTH, "{width}: {text}");
         }
         assert_eq!(wrap("OK    a bb ccc", 6, Some(13)), "OK    a bb\n      ccc");
         assert_eq!(wrap(line, 6, None), line);
@@ -121,10 +116,8 @@ mod tests {
         assert_eq!(worst(&[]), "OK");
         let all = [pass, warn];
         assert_eq!(worst(&all), "WARN");
-        assert_eq!(
-            checks_json(&all[1..], worst(&all)),
-            json!({"worst": "WARN", "findings": [{"status": "WARN", "text": "x"}]})
-        );
+        let expected = json!({"worst": "WARN", "findings": [{"status": "WARN", "text": "x"}]});
+        assert_eq!(checks_json(&all[1..], worst(&all)), expected);
         assert_eq!(worst(&[fail]), "FAIL");
     }
 }

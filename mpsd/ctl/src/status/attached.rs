@@ -124,22 +124,18 @@ mod tests {
     fn each_state_of_a_task_has_its_reason_and_code() {
         let hangs = || Err(AnswerError::Failed("no answer within 2000 ms".to_owned()));
         let answers = || Ok(DaemonAnswer::default());
+        use AnswerError::{Ended, Hidden, Replaced};
         use RecordState::{Failed, Ready, Refused, Starting};
+        let replaced = "process 7, which mpsd did not start";
         for (state, answer, pipe, code, words) in [
             (Ready, answers(), Some("/p"), 0, "answers"),
             (Ready, answers(), None, 1, "is not set here"),
             (Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
-            (Ready, Err(AnswerError::Ended), Some("/p"), 1, "outside MPS"),
+            (Ready, Err(Ended), Some("/p"), 1, "outside MPS"),
+            (Ready, Err(Replaced(7)), Some("/p"), 1, replaced),
             (
                 Ready,
-                Err(AnswerError::Replaced(7)),
-                Some("/p"),
-                1,
-                "process 7, which mpsd did not start",
-            ),
-            (
-                Ready,
-                Err(AnswerError::Hidden),
+                Err(Hidden),
                 Some("/p"),
                 1,
                 "its sockets were removed",
@@ -153,8 +149,9 @@ mod tests {
             status.phase = state.into();
             status.add_answers(&[answer], &NvmlLists::new(), &[]);
             let found = Verdict::of(&status, pipe);
+            assert_eq!(found.attached as u8, code, "{state:?} {pipe:?}: {found:?}");
             assert!(
-                found.attached as u8 == code && found.because.contains(words),
+                found.because.contains(words),
                 "{state:?} {pipe:?}: {found:?}"
             );
         }
