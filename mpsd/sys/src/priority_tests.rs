@@ -44,20 +44,14 @@ fn root_runs_first_with_its_own_children_and_not_with_users() {
         let mut ours = Spawn::new("/bin/sleep");
         ours.args = vec!["20".into()];
         let users = as_stranger("/bin/sleep", &["20"]);
-        format!(
-            "{raised:?} {:?} {:?} {:?}",
-            own(),
-            of_child(ours),
-            of_child(users)
-        )
+        let all = [own(), of_child(ours), of_child(users)];
+        format!("{raised:?} {all:?}")
     });
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // The whole test may run under nice(1).
     let nice = own().1;
-    assert_eq!(
-        said,
-        format!("true ({policy}, {nice}) ({}, 0) (0, 0)", libc::SCHED_RR)
-    );
+    let all = [(policy, nice), (libc::SCHED_RR, 0), (0, 0)];
+    assert_eq!(said, format!("true {all:?}"));
 }
 
 /// As in a cgroup of v1 without real time of its own.

@@ -342,18 +342,15 @@ pub(super) mod tests {
         assert!(!dir.create_dir("pipe", 0o700, owner).unwrap().1);
         assert_eq!(status("pipe").2, 0o700);
         let other = message(dir.create_dir("pipe", 0o700, (STRANGER + 7, 0)));
-        assert!(
-            other.contains("belongs to user 54321, not to 54328"),
-            "{other}"
-        );
+        let why = "belongs to user 54321, not to 54328";
+        assert!(other.contains(why), "{other}");
         assert_eq!(status("pipe").0, STRANGER, "not given away");
         // What is not a directory is left alone.
         std::fs::write(place.path().join("file"), b"x").unwrap();
         symlink("pipe", place.path().join("link")).unwrap();
         assert!(message(dir.create_dir("file", 0o700, owner)).ends_with("file' is a regular file"));
-        assert!(
-            message(dir.create_dir("link", 0o700, owner)).ends_with("link' is a symbolic link")
-        );
+        let link = message(dir.create_dir("link", 0o700, owner));
+        assert!(link.ends_with("link' is a symbolic link"));
         // Root's own, under any umask.
         dir.create_dir("jobs", 0o711, (0, 0)).unwrap();
         assert_eq!(status("jobs").2, 0o711);
@@ -362,30 +359,29 @@ pub(super) mod tests {
     #[test]
     fn a_write_is_whole_or_not_at_all() {
         let (place, dir) = place();
-        dir.write("journal", b"one", 0o600, Durability::OnDisk)
-            .unwrap();
+        let write = |bytes: &[u8], mode| {
+            let written = dir.write("journal", bytes, mode, Durability::OnDisk);
+            written.unwrap();
+        };
+        write(b"one", 0o600);
         // A crash left its half-made file; a user left a link and a file of the same hidden name.
         std::fs::write(place.path().join(".journal.new"), b"half").unwrap();
-        dir.write("journal", b"two", 0o644, Durability::OnDisk)
-            .unwrap();
+        write(b"two", 0o644);
         assert_eq!(dir.read_limited("journal", 3).unwrap().unwrap(), b"two");
         let mode = dir.status_of("journal").unwrap().unwrap().st_mode;
         assert_eq!(mode & 0o7777, 0o644);
         let victim = place.path().join("victim");
         std::fs::write(&victim, b"untouched").unwrap();
         symlink(&victim, place.path().join(".journal.new")).unwrap();
-        dir.write("journal", b"three", 0o600, Durability::OnDisk)
-            .unwrap();
+        write(b"three", 0o600);
         std::fs::hard_link(&victim, place.path().join(".journal.new")).unwrap();
-        dir.write("journal", b"four", 0o600, Durability::OnDisk)
-            .unwrap();
+        write(b"four", 0o600);
         // The file itself may be a link.
         symlink(&victim, place.path().join("record")).unwrap();
         dir.write("record", b"ours", 0o644, Durability::Placed)
             .unwrap();
-        assert!(
-            dir.read_limited("record", 9).unwrap().is_some() && dir.remove_file("record").unwrap()
-        );
+        assert!(dir.read_limited("record", 9).unwrap().is_some());
+        assert!(dir.remove_file("record").unwrap());
         assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
         let mut names = dir.names(10).unwrap();
         names.sort();
@@ -393,10 +389,8 @@ pub(super) mod tests {
         assert!(matches!(dir.names(1), Err(FileError::Bound { .. })));
         // A failed write leaves the old file and no other.
         std::fs::create_dir(place.path().join("goal")).unwrap();
-        let failed = dir
-            .write("goal", b"x", 0o600, Durability::OnDisk)
-            .unwrap_err();
-        assert_eq!(failed.errno(), Some(Errno::EISDIR));
+        let failed = dir.write("goal", b"x", 0o600, Durability::OnDisk);
+        assert_eq!(failed.unwrap_err().errno(), Some(Errno::EISDIR));
         assert_eq!(dir.names(10).unwrap().len(), 3);
     }
 
@@ -408,9 +402,8 @@ pub(super) mod tests {
         assert_eq!(dir.read_limited("file", 5).unwrap().unwrap(), b"12345");
         assert!(message(dir.read_limited("file", 4)).ends_with("has more than 4 bytes"));
         nix::unistd::mkfifo(&place.path().join("fifo"), Mode::S_IRWXU).unwrap();
-        assert!(
-            message(dir.read_limited("fifo", 9)).ends_with("fifo' is a FIFO, not a regular file")
-        );
+        let fifo = message(dir.read_limited("fifo", 9));
+        assert!(fifo.ends_with("fifo' is a FIFO, not a regular file"));
         symlink("file", place.path().join("link")).unwrap();
         assert!(message(dir.read_limited("link", 9)).ends_with("link' is a symbolic link"));
         let _socket = std::os::unix::net::UnixListener::bind(place.path().join("socket")).unwrap();
@@ -428,12 +421,8 @@ pub(super) mod tests {
         assert!(!dir.remove_file("file").unwrap());
         let full = dir.remove_empty_dir("full").unwrap_err();
         assert_eq!(full.errno(), Some(Errno::ENOTEMPTY));
-        assert!(
-            dir.open_dir("full")
-                .unwrap()
-                .remove_empty_dir("below")
-                .unwrap()
-        );
+        let full = dir.open_dir("full").unwrap();
+        assert!(full.remove_empty_dir("below").unwrap());
         assert!(dir.remove_empty_dir("full").unwrap());
         assert!(!dir.remove_empty_dir("full").unwrap());
     }

@@ -137,11 +137,8 @@ fn a_stream_without_a_reader_does_not_stop_the_other() {
     drop(write);
     assert_eq!(exit, Exit::Code(0));
     let text = reader.join().unwrap();
-    assert!(
-        text.len() == 120_004 && text.ends_with("ylast"),
-        "{}",
-        text.len()
-    );
+    assert_eq!(text.len(), 120_004);
+    assert!(text.ends_with("ylast"));
 }
 
 #[test]
@@ -268,10 +265,8 @@ fn a_question_is_answered_up_to_its_bound_without_our_descriptors() {
     let most = ask(soon(), || vec![7; MOST_ANSWER]).unwrap();
     assert_eq!(most.len(), MOST_ANSWER);
     let more = ask(soon(), || vec![7; MOST_ANSWER + 1]);
-    assert_eq!(
-        more,
-        Err(AskError::Killed(KillReason::TooMuch(MOST_ANSWER)))
-    );
+    let too_much = KillReason::TooMuch(MOST_ANSWER);
+    assert_eq!(more, Err(AskError::Killed(too_much)));
     let file = File::open("/dev/null").unwrap();
     let number = file.as_raw_fd();
     let count = move || {

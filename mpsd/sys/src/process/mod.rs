@@ -290,10 +290,8 @@ mod tests {
         other.start_time += 1;
         assert!(other.open().is_none(), "same pid, another process");
         let text = serde_json::to_string(&process.id()).unwrap();
-        assert_eq!(
-            serde_json::from_str::<ProcessId>(&text).unwrap(),
-            process.id()
-        );
+        let read: ProcessId = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, process.id());
         assert!(Process::find(-1).is_none() && Process::find(0).is_none());
 
         let table = ProcessTable::scan().unwrap();

@@ -53,10 +53,8 @@ fn the_environment_is_exact_and_mask_directory_signals_and_session_are_set() {
     let (text, _) = shell(line, |_| ());
     blocked.thread_unblock().unwrap();
     let lines: Vec<_> = text.lines().map(str::trim).collect();
-    assert_eq!(
-        lines[..2],
-        ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
-    );
+    let none = ["SigBlk", "SigIgn"].map(|name| format!("{name}:\t0000000000000000"));
+    assert_eq!(lines[..2], none);
     assert_eq!(lines[2], lines[3], "leader of its session");
 }
 
@@ -94,10 +92,8 @@ fn the_identity_is_dropped_and_proved() {
     let zero = "0000000000000000";
     let capabilities =
         format!("CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapAmb:\t{zero}\n");
-    assert_eq!(
-        text,
-        format!("54321\n54321\n54321 54322 54323\n{capabilities}")
-    );
+    let ids = "54321\n54321\n54321 54322 54323\n";
+    assert_eq!(text, format!("{ids}{capabilities}"));
     let many: Vec<u32> = (60_000..60_200).collect();
     let (text, _) = shell("id -G", |s| s.identity = stranger(&many));
     assert_eq!(text.split_whitespace().count(), 201);
@@ -132,11 +128,8 @@ fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
     assert_eq!(words, ["second", "first"]);
     let mut numbers: Vec<i32> = lines.iter().map(|l| l.parse().unwrap()).collect();
     numbers.retain(|n| ![0, 1, 2, one, two].contains(n));
-    assert_eq!(
-        numbers.len(),
-        1,
-        "ls's own descriptor of the directory: {text}"
-    );
+    // ls's own descriptor of the directory.
+    assert_eq!(numbers.len(), 1, "{text}");
 }
 
 #[test]
@@ -161,11 +154,8 @@ fn a_protected_score_is_reset_and_a_positive_one_stays() {
     std::fs::write(path, "300").unwrap();
     let (kept, _) = shell("cat /proc/self/oom_score_adj", |_| ());
     std::fs::write(path, before.trim()).unwrap();
-    assert_eq!(
-        (reset.trim(), kept.trim()),
-        ("0", "300"),
-        "protected: {protected:?}"
-    );
+    let found = (reset.trim(), kept.trim());
+    assert_eq!(found, ("0", "300"), "protected: {protected:?}");
 }
 
 #[test]
@@ -186,10 +176,8 @@ fn a_user_with_too_many_processes_is_named_as_the_cause() {
         sleeper.unwrap().kill(soon());
     }
     assert_eq!(error.errno(), Some(Errno::EAGAIN));
-    assert!(
-        error.to_string().contains("it cannot be executed"),
-        "{error}"
-    );
+    let why = error.to_string();
+    assert!(why.contains("it cannot be executed"), "{why}");
 }
 
 #[test]
@@ -207,11 +195,8 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     let outcome = follow(child, &mut report, Deadline::after_ms(50));
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(matches!(outcome, Err(StartFailure::Late)), "{outcome:?}");
-    assert_eq!(
-        raw::reap(Some(pid)),
-        Err(Errno::ECHILD),
-        "killed and reaped"
-    );
+    // It was killed and reaped.
+    assert_eq!(raw::reap(Some(pid)), Err(Errno::ECHILD));
 }
 
 #[test]
@@ -257,20 +242,16 @@ fn what_a_program_has_started_ends_with_it() {
     let line = format!("sleep 600 & echo $! > '{}'; wait", place.path().display());
     let began = Instant::now();
     let error = run(&line, Deadline::after_ms(300)).unwrap_err();
-    let late = matches!(
-        killed(&error),
-        Some(KillReason::Late { survivor: None, .. })
-    );
+    let reason = killed(&error);
+    let late = matches!(reason, Some(KillReason::Late { survivor: None, .. }));
     assert!(late, "{error}");
     assert!((300..5000).contains(&began.elapsed().as_millis()));
     gone(&std::fs::read_to_string(place.path()).unwrap());
     // It keeps a copy of the pipe.
     let began = Instant::now();
     let ended = run("sleep 600 & echo $!", soon()).unwrap();
-    assert!(
-        began.elapsed() < Duration::from_secs(5),
-        "it waited for the pipe"
-    );
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "it waited for the pipe");
     assert_eq!(ended.exit, Exit::Code(0));
     gone(&ended.text());
 }
@@ -307,10 +288,8 @@ fn a_program_that_another_user_could_have_put_there_is_not_started() {
         |mode| std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o775);
     let error = Spawn::trusted(&program).unwrap_err().to_string();
-    assert!(
-        error.contains("may be written by group or others"),
-        "{error}"
-    );
+    let why = "may be written by group or others";
+    assert!(error.contains(why), "{error}");
     mode(0o755);
     let ended = Spawn::trusted(&program).unwrap().run(soon(), 4096).unwrap();
     let name = program.display().to_string();
@@ -328,11 +307,8 @@ fn a_child_that_its_user_stops_before_exec_is_given_up_at_the_deadline() {
     while given_up < 3 && begin.elapsed() < Duration::from_secs(40) {
         let start = Instant::now();
         let outcome = as_stranger("/bin/true", &[]).start(Deadline::after(limit));
-        assert!(
-            start.elapsed() < limit + REAP + Duration::from_secs(2),
-            "{:?}",
-            start.elapsed()
-        );
+        let took = start.elapsed();
+        assert!(took < limit + REAP + Duration::from_secs(2), "{took:?}");
         match outcome {
             Ok(mut child) => drop(child.kill(soon())),
             Err(error) => given_up += u32::from(matches!(error.why, StartFailure::Late)),
