@@ -117,19 +117,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_option_and_error_is_on_its_pages() {
+    fn each_option_key_and_error_is_on_its_pages() {
         let pages = all().unwrap();
         for row in mpsd_core::request::Key::ALL.map(mpsd_core::request::Key::row) {
             let flag = format!("\n.B \\-\\-{}\\fR", row.flag().replace('-', "\\-"));
-            assert!(
-                pages["spank_mps.8"].contains(&flag),
-                "spank_mps(8) has no {flag}"
-            );
+            assert!(pages["spank_mps.8"].contains(&flag), "{flag}");
             let token = format!("\n.B {}\\fR", row.token());
-            assert!(
-                pages["mpsctl.1"].contains(&token),
-                "mpsctl(1) has no {token}"
-            );
+            assert!(pages["mpsctl.1"].contains(&token), "{token}");
+        }
+        // Behind it is an example, whose keys have no heading.
+        let file = include_str!("../../../etc/mpsd/mpsd.toml");
+        let (before, _) = file.split_once("#[[node]]").unwrap();
+        let lines = before.lines().filter_map(|line| line.strip_prefix('#'));
+        let keys = lines.filter_map(|line| Some(line.split_once(" = ")?.0));
+        let keys = keys.filter(|key| key.starts_with(|c: char| c.is_ascii_lowercase()));
+        let keys: Vec<&str> = keys.collect();
+        assert!(keys.len() > 25, "{keys:?}");
+        for key in keys {
+            let heading = format!(".B {} ", key.replace('-', "\\-"));
+            assert!(pages["mpsd.toml.5"].contains(&heading), "{key}");
         }
         for row in mpsd::cli::troubles::TROUBLES.iter() {
             let heading = format!(".B {}\nCause: ", settings::escape(&tables::title(row)));
@@ -140,22 +146,17 @@ mod tests {
     #[test]
     fn every_page_has_a_title_a_name_and_no_control_line_that_roff_would_drop() {
         let known =
-            ".TH .SH .SS .TP .PP .EX .EE .br .RS .RE .ie .el .IP .BR .RB .B .I .IR .nf .fi .\\\"";
+            r#".TH .SH .SS .TP .PP .EX .EE .br .RS .RE .ie .el .IP .BR .RB .B .I .IR .nf .fi .\""#;
         let known: Vec<&str> = known.split(' ').collect();
         let pages = all().unwrap();
         assert_eq!(pages.len(), 7);
         for (file, text) in pages {
-            assert!(
-                text.starts_with(".TH \"") && text.contains("\n.SH NAME\n"),
-                "{file}"
-            );
+            assert!(text.starts_with(".TH \""), "{file}");
+            assert!(text.contains("\n.SH NAME\n"), "{file}");
             for line in text.lines() {
                 let word = line.split(' ').next().unwrap_or_default();
-                assert!(
-                    !line.starts_with('.') || known.contains(&word),
-                    "{file}: '{line}'"
-                );
-                assert!(!line.starts_with('\''), "{file}: '{line}'");
+                let is_known = !word.starts_with('.') || known.contains(&word);
+                assert!(is_known && !word.starts_with('\''), "{file}: '{line}'");
             }
         }
     }

@@ -122,26 +122,3 @@ pub fn escape(text: &str) -> String {
         .replace('-', "\\-")
         .replace('\'', "\\(aq")
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn every_key_of_the_shipped_file_is_on_the_page() {
-        let file = include_str!("../../../etc/mpsd/mpsd.toml");
-        let page = &crate::pages::all().unwrap()["mpsd.toml.5"];
-        // The example's keys stand in it as they are.
-        let (before, _) = file.split_once("#[[node]]").unwrap();
-        let keys = before
-            .lines()
-            .filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
-        let keys = keys.filter(|(key, _)| key.starts_with(|c: char| c.is_ascii_lowercase()));
-        let keys: Vec<&str> = keys.map(|(key, _)| key).collect();
-        assert!(keys.len() > 25, "{keys:?}");
-        for key in keys {
-            assert!(
-                page.contains(&format!(".B {} ", key.replace('-', "\\-"))),
-                "{key}"
-            );
-        }
-    }
-}

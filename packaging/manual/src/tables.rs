@@ -276,10 +276,8 @@ mod tests {
                  "answers": {{"without": [[1.0]], "mps": [[1.0]]}}, "four": {{"per_second": {{"without": [2, 3], "mps": {mps:?}}}}}}}"#
             )
         };
-        let (both, auto) = (
-            r#"{"mps": true, "auto": true}"#,
-            r#"{"mps": true, "auto": false}"#,
-        );
+        let both = r#"{"mps": true, "auto": true}"#;
+        let auto = r#"{"mps": true, "auto": false}"#;
         let first = [
             program("a", [4.0, 5.0], both),
             program("b", [1.0, 1.0], both),
@@ -296,16 +294,12 @@ mod tests {
         ];
         let run = |window: f64, programs: &[String]| {
             let programs = programs.join(",");
-            format!(
-                r#"{{"gpu": "G", "driver": "1", "window_s": {window}, "programs": [{programs}]}}"#
-            )
+            let head = format!(r#""gpu": "G", "driver": "1", "window_s": {window}"#);
+            format!(r#"{{{head}, "programs": [{programs}]}}"#)
         };
-        let names = ["1.json", "2.json"].map(str::to_owned);
-        let text = figures(&[
-            (&names[0], run(0.6, &first)),
-            (&names[1], run(0.4, &second)),
-        ])
-        .unwrap();
+        let [one, two] = ["1.json", "2.json"].map(str::to_owned);
+        let runs = [(&one, run(0.6, &first)), (&two, run(0.4, &second))];
+        let text = figures(&runs).unwrap();
         for line in [
             "- G, driver 1: 2 windows of 0.6 s a figure, in turn (`tests/hardware/results/1.json`)\n",
             "- G, driver 1: 2 windows of 0.4 s a figure, in turn (`tests/hardware/results/2.json`)\n",
