@@ -16,6 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
 use tests::child;
+use tests::slurm::fresh_directory;
 
 use crate::clients::Limits;
 use crate::floor::Daemon;
@@ -138,8 +139,8 @@ impl Place {
             bail!("run it as root: it plays the scheduler of an ordinary user's jobs");
         }
         let mut place = Self {
-            dir: fresh("/var/lib")?,
-            run: fresh("/run")?,
+            dir: fresh_directory("/var/lib", "mpsd-hw.")?,
+            run: fresh_directory("/run", "mpsd-hw.")?,
             mounted: false,
             user,
         };
@@ -283,16 +284,6 @@ fn kill_the_rest(run: &Path, dir: &Path) {
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
     }
-}
-
-fn fresh(base: &str) -> Result<PathBuf> {
-    let dir = tempfile::Builder::new()
-        .prefix("mpsd-hw.")
-        .tempdir_in(base)
-        .with_context(|| format!("cannot make a directory in '{base}'"))?
-        .keep();
-    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
-    Ok(dir)
 }
 
 pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {

@@ -58,9 +58,9 @@ impl Bed {
         }
         let users = Pair::take()?;
         let warden = Warden::start(&program_beside(WARDEN)?)?;
-        let dir = fresh_directory(BASE)?;
+        let dir = fresh_directory(BASE, "mpsd-bed.")?;
         warden.tell(&Request::Remove { path: dir.clone() })?;
-        let run = fresh_directory(RUN_BASE)?;
+        let run = fresh_directory(RUN_BASE, "mpsd-bed.")?;
         warden.tell(&Request::Remove { path: run.clone() })?;
         let nodes: Vec<String> = options.each_node().collect();
         let cgroup = fresh_cgroup(&run, &nodes);

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 
-pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
+/// A directory that everybody may pass.
+pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
     let dir = tempfile::Builder::new()
-        .prefix("mpsd-bed.")
+        .prefix(prefix)
         .permissions(fs::Permissions::from_mode(0o755))
         .tempdir_in(base)
         .with_context(|| format!("cannot make a directory in '{base}'"))?;

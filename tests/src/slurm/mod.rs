@@ -44,7 +44,7 @@ pub use bed::Bed;
 pub use chosen::{EXACT, is_chosen, is_chosen_in};
 pub use commands::Client;
 pub use conf::{Gpus, SIMULATED_MAJOR, Word, private_dev};
-pub use host::{program_beside, use_slurm_of};
+pub use host::{fresh_directory, program_beside, use_slurm_of};
 pub use look::Snapshot;
 pub use options::{CONFIGLESS, Options, unified};
 pub use product::{PLUGIN, Product, install_plugin_double};
