@@ -169,31 +169,3 @@ pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
     );
     client.sms()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits {
-        percent: 25.0,
-        memory_mib: 4096,
-        device_sms: 132,
-    };
-
-    #[test]
-    fn one_client_with_too_much_memory_fails_the_judgement() {
-        let client = |mib: u64| Client {
-            code: Some(0),
-            report: serde_json::json!({"under_mps": true, "gpus": [{"sms": 32, "allocatable_mib": mib, "memset_ok": true}]}),
-        };
-        let failed = |clients: &[Client]| {
-            let mut section = Section::new("test");
-            judge(&mut section, clients, &LIMITS);
-            section.checks.iter().filter(|check| !check.ok).count()
-        };
-        assert_eq!(failed(&[client(3840), client(4096)]), 0);
-        assert_eq!(failed(&[client(3840), client(4160)]), 1);
-        assert_eq!(failed(&[client(3776)]), 1);
-        assert_eq!(failed(&[]), 1, "no client at all is no success");
-    }
-}

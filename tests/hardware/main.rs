@@ -156,16 +156,3 @@ fn carry_out(
     outcome.sections.push(section);
     child::go_on()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_sound_and_a_whole_run_is_the_first_cases() {
-        <Options as clap::CommandFactory>::command().debug_assert();
-        let whole = CASES.iter().filter(|case| case.in_whole).count();
-        assert_eq!(whole, 4);
-        assert!(CASES[..whole].iter().all(|case| case.in_whole));
-    }
-}

@@ -137,37 +137,6 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn the_plot_has_a_bar_and_a_name_for_each_figure() {
-        let row = |clients, mps, threads: Option<&str>, throughput: Option<f64>| {
-            let (threads, throughput) = (json!(threads), json!(throughput));
-            json!({"clients": clients, "mps": mps, "threads": threads, "throughput": throughput})
-        };
-        let rows = [
-            row(1, false, None, Some(10.0)),
-            row(8, false, None, Some(12.34)),
-            row(1, true, Some("none"), Some(4590.4)),
-            row(8, true, Some("auto"), None),
-        ];
-        let drawn = svg(&json!({"title": "./prog <a> & b", "unit": "ns/day", "rows": rows}));
-        assert_eq!(drawn.matches("<rect").count(), 3, "{drawn}");
-        let names = ["1: without MPS<", "1: MPS<", "8: without MPS<"];
-        let places = names.map(|name| drawn.find(name).unwrap());
-        assert!(places.is_sorted(), "{drawn}");
-        for said in ["10.0", "12.3", "4,590", "&lt;a&gt; &amp; b", "ns/day"] {
-            assert!(drawn.contains(said), "{said}: {drawn}");
-        }
-        // 780 wide: a page of 360 pixels shows half of it.
-        let sizes = drawn.split("font-size=\"").skip(1);
-        let sizes = sizes.map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap());
-        assert!(
-            sizes.clone().count() == 1 && sizes.clone().all(|size| size >= 20.0),
-            "{drawn}"
-        );
-        assert!(svg(&json!({})).ends_with("</svg>\n"));
-    }
 
     #[test]
     fn a_bar_is_as_long_as_its_part_of_the_longest_and_a_group_stands_apart() {

@@ -269,35 +269,3 @@ fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn failed(report: Value) -> Vec<String> {
-        let mut section = Section::new("test");
-        judge(&mut section, "pytorch", &vec![report; RANKS]).unwrap();
-        let bad = section.checks.into_iter().filter(|check| !check.ok);
-        bad.map(|check| check.name).collect()
-    }
-
-    #[test]
-    fn memory_beyond_the_limit_or_the_share_fails() {
-        let good = serde_json::json!({"right": true, "free_mib": 3600, "whole_mib": 81_000, "taken_of_share_mib": 2048, "taken_mib": 3500});
-        assert_eq!(failed(good.clone()), Vec::<String>::new());
-        for (key, value) in [
-            ("right", Value::Bool(false)),
-            ("free_mib", 80_000.into()),
-            ("whole_mib", 4096.into()),
-            ("taken_of_share_mib", 2112.into()),
-            ("taken_of_share_mib", 0.into()),
-            ("taken_mib", 4160.into()),
-        ] {
-            let mut report = good.clone();
-            report[key] = value;
-            assert_eq!(failed(report).len(), 1, "{key}");
-        }
-        let nothing = failed(serde_json::json!({}));
-        assert_eq!(nothing.len(), 3, "a rank that says nothing is no success");
-    }
-}

@@ -155,27 +155,3 @@ fn now() -> Result<String> {
     let ran = child::run(date.args(["-u", "+%FT%TZ"]), "", Duration::from_secs(5))?;
     Ok(ran.success()?.stdout.trim().to_owned())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failed_check_is_counted_and_told() {
-        let mut section = Section::new("job");
-        section.fact("sms", 32);
-        section.equal("clients", &7, &8);
-        section.check("nothing left", true, "nothing");
-        let outcome = Outcome {
-            sections: vec![section],
-        };
-        assert_eq!(outcome.counts(), (1, 1));
-        assert!(
-            outcome
-                .failures()
-                .contains("FAIL job: clients: 7, expected 8")
-        );
-        let read: Table = toml::from_str(&outcome.toml().unwrap()).unwrap();
-        assert_eq!(read["job"]["checks"][0]["ok"].as_bool(), Some(false));
-    }
-}

@@ -203,31 +203,3 @@ impl Drop for Debs {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_missing_is_brought_and_all_of_it_is_taken_away() {
-        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        fs::create_dir_all(from.path().join("usr/lib")).unwrap();
-        fs::write(from.path().join("usr/lib/new"), "deb").unwrap();
-        fs::write(from.path().join("usr/there"), "deb").unwrap();
-        fs::create_dir(to.path().join("usr")).unwrap();
-        fs::write(to.path().join("usr/there"), "machine").unwrap();
-        let mut brought = Debs::default();
-        brought.copy_missing(from.path(), to.path()).unwrap();
-        let read = |name: &str| fs::read_to_string(to.path().join(name)).unwrap();
-        assert_eq!(read("usr/lib/new"), "deb");
-        assert_eq!(read("usr/there"), "machine");
-        assert_eq!(brought.files.len(), 1);
-        // Without this machine's loader cache: the test brought no library.
-        for file in brought.files.drain(..) {
-            fs::remove_file(file).unwrap();
-        }
-        drop(brought);
-        assert!(!to.path().join("usr/lib").exists());
-        assert!(to.path().join("usr/there").exists());
-    }
-}

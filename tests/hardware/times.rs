@@ -418,25 +418,3 @@ fn picture(rows: &[Table]) -> Result<String> {
     let titles = ["From srun to the end of the first kernel of the last rank"];
     Ok(plot::bars(&titles, &bars))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_picture_has_a_bar_for_each_side_of_each_row() {
-        let text = "gpus = 1\nranks = 8\nfirst_kernel_ms = [1200.0, 1257.0, 1300.0]\n\
-                    first_kernel_mps_ms = [1173.4]\n";
-        let rows = [toml::from_str(text).unwrap()];
-        let svg = picture(&rows).unwrap();
-        for said in [
-            "8 ranks on 1 GPU, without MPS",
-            "1257 ms",
-            "8 ranks on 1 GPU, --mps",
-            "1173 ms",
-        ] {
-            assert!(svg.contains(said), "{svg}");
-        }
-        assert_eq!(svg.matches("<rect x=").count(), 2);
-    }
-}
