@@ -349,7 +349,6 @@ MPS_THREADS=80 | MPS_THREADS=80: the thread percentage is above this site's ceil
 MPS_THREADS=30:50.1 | MPS_THREADS=30:50.1: the thread percentage is above
 MPS_MEM=11G | MPS_MEM=11G: the memory limit is above this site's ceiling of 10G; allowed: at most 10G
 MPS_MEM=2G:11G | MPS_MEM=2G:11G: the memory limit is above
-MPS_MEM=1=11G | MPS_MEM=1=11G: the memory limit is above
 MPS_MEM=13% | MPS_MEM=13%: the memory limit is above
 MPS_THREADS=50,MPS_MEM=10G | 50 [10240, 10240]
 MPS_MEM=12.5%,MPS_THREADS=1 | 1 [10240, 10240]"#;
@@ -398,8 +397,7 @@ CEILINGS | | 50 [10240, 4096]
 CEILINGS; defaults.threads = "20:80"; defaults.mem = "99%" | | 50 [10240, 4055] 20:50
 CEILINGS; defaults.mem = "99G" | | 50 [10240, 4096]
 CEILINGS; defaults.mem = "8G" | | 50 [8192, 4096]
-defaults.mem = "8G" | | all [8192, 4096]
-CEILINGS | MPS_MEM=0=2G | 50 [2048, 4096]"#;
+defaults.mem = "8G" | | all [8192, 4096]"#;
         let rows =
             |rows: &str| rows.replace("CEILINGS", "ceilings.threads = 50; ceilings.mem = \"10G\"");
         check(None, &UNEQUAL, None, &rows(all));
@@ -474,18 +472,14 @@ ceilings.threads = 50 | MPS_THREADS=5:50 | MPS_THREADS=5:50: WHY; allowed: 1 to 
  | | all []
  | MPS_MEM=4G | all [4096, 4096]
  | MPS_MEM=2G:4G | all [4096, 4096]
- | MPS_MEM=1=25% | all [20480]
 ceilings.mem = "10G" | | all [10240, 10240]
-ceilings.mem = "10G" | MPS_MEM=1=2G | all [2048, 10240]
  | MPS_MEM=25% | MPS_MEM=25%: WHY
  | MPS_MEM=auto | MPS_MEM=auto: WHY
- | MPS_MEM=0=25% | MPS_MEM=0=25%: WHY
  | MPS_MEM=4G:25% | MPS_MEM=4G:25%: WHY
 defaults.mem = "25%" | | MPS_MEM=25%: WHY
 ceilings.mem = "10G" | MPS_MEM=25% | MPS_MEM=25%: WHY
 ceilings.mem = "50%" | | this site's memory ceiling of 50%: WHY
-ceilings.mem = "50%" | MPS_MEM=4G | this site's memory ceiling of 50%: WHY
-ceilings.mem = "50%" | MPS_MEM=1=2G | this site's memory ceiling of 50%: WHY"#;
+ceilings.mem = "50%" | MPS_MEM=4G | this site's memory ceiling of 50%: WHY"#;
         let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
         // GPU 0 tells no size, GPU 1 does.
         check(
