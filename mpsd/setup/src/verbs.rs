@@ -342,13 +342,8 @@ mod tests {
     fn a_job_with_a_journal_still_runs_here() {
         let directory = tempfile::tempdir().unwrap();
         let paths = Paths::new(directory.path(), directory.path());
-        let running = |moved: &[&str]| {
-            let moved: Vec<String> = moved.iter().map(|job| (*job).to_owned()).collect();
-            running_jobs(&paths, &|| moved.clone(), 0).unwrap()
-        };
-        assert!(running(&[]).is_empty());
-        let below = ["12 (below '/run/old')"];
-        assert_eq!(running(&below), below);
+        let running = || running_jobs(&paths, 0).unwrap();
+        assert!(running().is_empty());
         let job = directory.path().join("jobs/7");
         fs::create_dir_all(&job).unwrap();
         assert!(running().is_empty());

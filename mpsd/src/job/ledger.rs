@@ -220,9 +220,7 @@ mod tests {
         let text = "{\"version\":1}".to_owned() + &" ".repeat(LONGEST);
         std::fs::write(&file, &text).unwrap();
         let mut node = node(place.path(), Duration::from_secs(20));
-        for uid in [1000, 1001] {
-            assert!(!note_failed_start(&mut node, uid, &job));
-        }
+        remember_gpus(&mut node, &Inventory::default());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     }
 
@@ -230,8 +228,8 @@ mod tests {
     fn a_ledger_that_cannot_be_read_or_is_a_newer_releases_counts_as_empty() {
         let place = tempfile::tempdir().unwrap();
         let mut node = node(place.path(), Duration::from_secs(20));
-        let (file, job) = (place.path().join(NAME), JobId::parse("7").unwrap());
-        let newer = r#"{"version":2,"failed_starts":{"5":{"when":1,"job":"6"}}}"#;
+        let file = place.path().join(NAME);
+        let newer = r#"{"version":2,"hung_worker":{"pid":5,"start_time":6}}"#;
         for text in ["", "{", "[]", newer] {
             std::fs::write(&file, text).unwrap();
             assert_eq!(Ledger::read(&mut node), Ledger::default(), "{text}");

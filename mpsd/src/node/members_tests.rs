@@ -135,25 +135,6 @@ fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
     child.wait(limit()).unwrap();
 }
 
-/// Else the end of one job would kill the verification of another that joins the same MPS.
-#[test]
-fn the_probe_is_known_in_the_cgroup_of_an_mps_and_is_none_of_its_members() {
-    let (mut node, journal) = recorded();
-    let probe = beside(PROBE).unwrap();
-    std::fs::copy("/bin/sleep", &probe).unwrap();
-    let mut found = Vec::new();
-    for program in [&probe, Path::new("/bin/sleep")] {
-        let mut sleeper = start(program, |_| ());
-        let id = sleeper.id().unwrap();
-        let known = node.roles(&journal, &[id]).into_iter();
-        let known: Vec<_> = known.map(|(_, role)| role).collect();
-        found.push((known, roles(&node, &journal, &[id])));
-        sleeper.kill(limit());
-    }
-    std::fs::remove_file(&probe).unwrap();
-    assert_eq!(found, [(vec![Role::Other], vec![]), (vec![], vec![])]);
-}
-
 /// Each process says that it is of job 78. A scheduler's cgroup is believed first.
 #[test]
 fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {

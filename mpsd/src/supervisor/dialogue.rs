@@ -371,14 +371,11 @@ mod tests {
     fn lines_of_the_log_are_told_apart() {
         let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");
         let control = |text: &str| Event::parse(&format!("[x Control 459] {text}"));
-        let threads = "Cmd:set_default_active_thread_percentage 25";
-        let memory = "Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f 4096M";
         let end = "Try shutting down server 578";
         let end_later = "Try shutting down server 578, backoff is enabled";
         let ended = "Server 551 exited with status 1";
         for (text, event) in [
-            (threads, Event::Setting),
-            (memory, Event::Setting),
+            ("Cmd:quit 5", Event::Quit),
             (end_later, Event::ServerToEnd(578)),
             (end, Event::ServerToEnd(578)),
             (ended, Event::ServerExited(551, 1)),

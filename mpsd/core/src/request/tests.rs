@@ -80,7 +80,6 @@ fn account_tokens_have_a_canonical_form() {
         MPS=0,MPS_THREADS=25                       -> MPS=off,MPS_THREADS=25
         MPS=on,MPS=true                            -> MPS=per-node
         MPS=on,MPS_MEM=4G,mps_mem=4096M            -> MPS=per-node,MPS_MEM=4G
-        MPS=on,MPS_MEM=gpu-200B4359-5562=1G        -> MPS=per-node,MPS_MEM=GPU-200b4359-5562=1G
         MPS=Auto,MPS_MEM=4G                        -> MPS=auto,MPS_MEM=4G
         MPS=on,MPS_MEM=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         MPS=on,MPS_MEM=Job=25%,mps_mem=JOB=25%     -> MPS=per-node,MPS_MEM=job=25%
@@ -112,7 +111,6 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS=on,MPS_MEM=job=         -> MPS_MEM=job=: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=job=4G:0=2G  -> MPS_MEM=job=4G:0=2G: unknown unit; allowed: {memory}
         MPS=on,MPS_MEM=job:4G       -> MPS_MEM=job:4G: not a plain decimal number with a unit; allowed: {memory}
-        MPS=on,MPS_MEM=MIX-77=4G    -> MPS_MEM=MIX-77=4G: names no GPU; allowed: the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)
         MPS=on,MPS_REPLICAS=4       -> MPS_REPLICAS=4: unknown key; allowed: {all}
         MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
