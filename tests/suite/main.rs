@@ -3,16 +3,15 @@
 mod accounts;
 mod architecture;
 mod audit;
-mod auto;
 mod bad_input;
 mod bench;
 mod bounded;
-mod by_site;
 mod confined;
 mod corpus;
 mod crash;
 mod doctor;
 mod enroot;
+mod fates;
 mod faults;
 mod fleet;
 mod hidden;

@@ -1,193 +1,82 @@
 //! The plan of each scenario as text. A change in what root does on a node changes a snapshot in
 //! the same commit.
 
-use batch::{Devices, Exclusive, GpuName, GpuSource, Part, Scheduler};
 use tests::sim::scenario::Scenario;
 
-const PART: Part = Part {
-    own: 2,
-    all: 16,
-    of_threads: false,
-};
-
-fn scenarios() -> Vec<Scenario> {
-    let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
-    let counted = |count: u32| GpuSource::Counted {
-        count,
-        why: "no names".to_owned(),
-    };
-    vec![
-        Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
-        Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1).shared(),
-        Scenario::new(
-            "shared_by_parts",
-            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
-            1,
-        )
-        .config("[ceilings]\nthreads = 50\nmem = \"20G\"")
-        .devices(|d| {
-            d.exclusive = Exclusive::Shared(Some(PART));
-            d.tasks_on_node = Some(2);
-        }),
-        // One task, unless the user says how many.
-        Scenario::new(
-            "shared_tasks_unknown",
-            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
-            1,
-        )
-        .devices(|d| d.exclusive = Exclusive::Shared(Some(PART))),
-        Scenario::new("shared_default_by_parts", "MPS=true", 1)
-            .config("[defaults]\nmem = \"auto\"")
-            .devices(|d| d.exclusive = Exclusive::Shared(Some(PART))),
-        // The same for a job that did not ask: its clients have no limit together.
-        Scenario::new("shared_unasked_by_parts", "MPS=true", 1)
-            .config("[defaults]\nmem = \"auto\"")
-            .devices(|d| d.exclusive = Exclusive::Shared(Some(PART)))
-            .by_site(),
-        Scenario::new("shared_memory_of_the_job", "MPS=true,MPS_MEM=job=24G", 1).shared(),
-        Scenario::new("memory_of_the_job", "MPS=true,MPS_MEM=job=24G", 1),
-        Scenario::new("shared_of_two_gpus", "MPS=true,MPS_THREADS=10:20", 2).shared(),
-        Scenario::new("shared_part_unknown", "MPS=true,MPS_MEM=auto", 1).devices(|d| {
-            d.exclusive = Exclusive::Shared(None);
-            d.tasks_on_node = Some(1);
-        }),
-        Scenario::new("shared_default_part_unknown", "MPS=true", 1)
-            .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\"")
-            .shared(),
-        Scenario::new("shared_by_the_site", "MPS=true", 1).config("shared_gpus = true"),
-        Scenario::new("shared_own", "MPS=own,MPS_THREADS=25", 1).shared(),
-        Scenario::new("shared_per_gpu", "MPS=per-gpu", 2).shared(),
-        Scenario::new("shared_priority", "MPS=true,MPS_PRIORITY=below-normal", 1).shared(),
-        Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
-        Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
-        Scenario::new(
-            "per_gpu",
-            "MPS=per-gpu,MPS_MEM=4G,MPS_PRIORITY=below-normal",
-            2,
-        ),
-        Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
-        Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2).tasks(8),
-        // Of six tasks on two GPUs, four may meet on one. With a GPU for each task it is three.
-        Scenario::new(
-            "auto_six_tasks",
-            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto",
-            2,
-        )
-        .tasks(6),
-        Scenario::new(
-            "auto_six_bound_tasks",
-            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto,MPS_BIND=block",
-            2,
-        )
-        .tasks(6),
-        Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
-        Scenario::new("default_auto_tasks_unknown", "MPS=true", 1)
-            .config("[defaults]\nmem = \"auto\"\nthreads = \"auto\""),
-        Scenario::new("mode_auto", "MPS=auto,MPS_THREADS=auto", 2).tasks(8),
-        Scenario::new("mode_auto_shared", "MPS=auto", 1).shared(),
-        Scenario::new("mode_auto_too_many_tasks", "MPS=auto", 1).tasks(49),
-        Scenario::new("bound", "MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal", 2),
-        Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
-        Scenario::new("some_of_eight", "MPS=true", 8)
-            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),
-        Scenario::new("mig_one", "MPS=true,MPS_THREADS=50,MPS_MEM=4G", 2).divided(1, &[(0, 1)]),
-        Scenario::new("mig_two", "MPS=true,MPS_MEM=25%", 2).divided(2, &[(1, 0), (0, 2)]),
-        Scenario::new(
-            "mig_two_by_rank",
-            "MPS=per-gpu,MPS_BIND=block,MPS_MEM=4G",
-            2,
-        )
-        .divided(2, &[(0, 1), (1, 1)]),
-        Scenario::new("mig_auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
-            .divided(1, &[(0, 0), (0, 2)])
-            .tasks(16),
-        Scenario::new("mig_too_many_tasks", "MPS=true", 1)
-            .divided(1, &[(0, 0)])
-            .tasks(7),
-        Scenario::new("mig_beside_a_gpu", "MPS=true", 2)
-            .divided(1, &[(0, 1)])
-            .devices(|d| given(d, "1")),
-        Scenario::new("mig_beside_a_gpu_by_uuid", "MPS=true", 2)
-            .divided(1, &[(0, 1)])
-            .devices(|d| given(d, "GPU-00000001-0000-4000-8000-000000000000")),
-        Scenario::new("mig_whole_gpu", "MPS=true", 2)
-            .divided(1, &[])
-            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(0), GpuName::Index(1)])),
-        Scenario::new("mig_taken_away", "MPS=true", 1)
-            .divided(1, &[])
-            .devices(|d| {
-                d.gpus = GpuSource::Listed(vec![GpuName::Uuid("MIG-12345678".to_owned())])
-            }),
-        Scenario::new("mig_before_470", "MPS=true", 1)
-            .divided(1, &[])
-            .devices(|d| {
-                let name = "MIG-GPU-00000000-0000-4000-8000-000000000000/1/0";
-                d.gpus = GpuSource::Listed(vec![GpuName::Uuid(name.to_owned())]);
-            }),
-        Scenario::new("mig_not_bound", "MPS=true,MPS_BIND=none", 1).divided(1, &[(0, 0), (0, 1)]),
-        Scenario::new("mig_by_number", "MPS=true,MPS_VISIBLE=ordinal", 1).divided(1, &[(0, 0)]),
-        Scenario::new("mig_openpbs", "MPS=true,MPS_MEM=4G", 1)
-            .of(Scheduler::OpenPbs, false)
-            .divided(1, &[(0, 1)]),
-        Scenario::new("older_than_volta", "MPS=per-gpu", 2).gpus(|gpus| old(&mut gpus[1])),
-        Scenario::new("gpu_not_there", "MPS=true", 1)
-            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(7)])),
-        Scenario::new("no_gpu", "MPS=true", 1).devices(|d| d.gpus = GpuSource::None),
-        Scenario::new("gpus_unknown", "MPS=true", 2).devices(|d| d.gpus = unknown("no file")),
-        Scenario::new("gpus_unknown_whole_node", "MPS=true", 2)
-            .config("gpus_unknown = \"whole-node-if-exclusive\"")
-            .devices(|d| {
-                d.gpus = unknown("no file");
-                d.exclusive = Exclusive::Unknown;
-                d.whole_node = true;
-            }),
-        Scenario::new("gpus_unknown_shared_node", "MPS=true", 2)
-            .config("gpus_unknown = \"whole-node-if-exclusive\"")
-            .devices(|d| d.gpus = unknown("no file")),
-        Scenario::new("gpus_counted_all", "MPS=true", 2).devices(|d| d.gpus = counted(2)),
-        Scenario::new("gpus_counted_some", "MPS=true", 2).devices(|d| d.gpus = counted(1)),
-        Scenario::new("gpus_counted_node_alone", "MPS=true", 2).devices(|d| {
-            d.gpus = counted(1);
-            d.whole_node = true;
-        }),
-        Scenario::new("ceiling_threads", "MPS=true,MPS_THREADS=80", 1)
-            .config("[ceilings]\nthreads = 50"),
-        Scenario::new("ceiling_memory", "MPS=true,MPS_MEM=64G", 1)
-            .config("[ceilings]\nmem = \"32G\""),
-        Scenario::new("defaults_of_the_site", "MPS=true", 1)
-            .config("[defaults]\nthreads = 50\nmem = \"8G\""),
-        Scenario::new("more_memory_than_there_is", "MPS=true,MPS_MEM=200G", 1),
-        Scenario::new("too_many_tasks", "MPS=true", 1).tasks(49),
-        Scenario::new("many_tasks_on_driver_590", "MPS=true", 1)
-            .driver("590.44.01")
-            .tasks(60),
-        Scenario::new("too_many_tasks_for_driver_590", "MPS=true", 1)
-            .driver("590.44.01")
-            .tasks(61),
-        Scenario::new("many_tasks_by_the_site", "MPS=true", 1)
-            .config("max_clients = 64")
-            .tasks(61),
-    ]
-}
-
-fn given(devices: &mut Devices, name: &str) {
-    if let GpuSource::Listed(names) = &mut devices.gpus {
-        names.extend(GpuName::parse(name));
-    }
-}
-
-fn old(gpu: &mut mpsd_core::Gpu) {
-    gpu.name = "Tesla P100".to_owned();
-    gpu.capability = (6, 0);
-    gpu.memory_mib = Some(16_384);
-}
+/// Name and words of each scenario ([`Scenario::in_words`]).
+const SCENARIOS: &str = r#"
+exclusive: 2 MPS=true,MPS_THREADS=25,MPS_MEM=4G
+shared_by_shards: 1 MPS=true,MPS_MEM=25% shared
+shared_by_parts: 1 MPS=true,MPS_THREADS=auto,MPS_MEM=auto part tasks=2 config=[ceilings]; threads = 50; mem = "20G"
+# One task, unless the user says how many.
+shared_tasks_unknown: 1 MPS=true,MPS_THREADS=auto,MPS_MEM=auto part
+shared_default_by_parts: 1 MPS=true part config=[defaults]; mem = "auto"
+# The same for a job that did not ask. Its clients have no limit together.
+shared_unasked_by_parts: 1 MPS=true part site config=[defaults]; mem = "auto"
+shared_memory_of_the_job: 1 MPS=true,MPS_MEM=job=24G shared
+memory_of_the_job: 1 MPS=true,MPS_MEM=job=24G
+shared_of_two_gpus: 2 MPS=true,MPS_THREADS=10:20 shared
+shared_part_unknown: 1 MPS=true,MPS_MEM=auto shared tasks=1
+shared_default_part_unknown: 1 MPS=true shared config=[defaults]; mem = "auto"; threads = "auto"
+shared_by_the_site: 1 MPS=true config=shared_gpus = true
+shared_own: 1 MPS=own,MPS_THREADS=25 shared
+shared_per_gpu: 2 MPS=per-gpu shared
+shared_priority: 1 MPS=true,MPS_PRIORITY=below-normal shared
+step: 1 MPS=true step
+keep: 1 MPS=true config=compute_mode = "keep"
+no_cgroup: 1 MPS=true config=cgroup = "none"
+per_gpu: 2 MPS=per-gpu,MPS_MEM=4G,MPS_PRIORITY=below-normal
+ranks: 1 MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G
+auto: 2 MPS=true,MPS_THREADS=auto,MPS_MEM=auto tasks=8
+# Of six tasks on two GPUs, four may meet on one. With a GPU for each task it is three.
+auto_six_tasks: 2 MPS=true,MPS_THREADS=auto,MPS_MEM=auto tasks=6
+auto_six_bound_tasks: 2 MPS=true,MPS_THREADS=auto,MPS_MEM=auto,MPS_BIND=block tasks=6
+auto_tasks_unknown: 1 MPS=true,MPS_THREADS=auto
+default_auto_tasks_unknown: 1 MPS=true config=[defaults]; mem = "auto"; threads = "auto"
+mode_auto: 2 MPS=auto,MPS_THREADS=auto tasks=8
+mode_auto_shared: 1 MPS=auto shared
+mode_auto_too_many_tasks: 1 MPS=auto tasks=49
+bound: 2 MPS=true,MPS_BIND=closest,MPS_VISIBLE=ordinal
+bound_by_the_site: 2 MPS=true config=[defaults]; bind = "block"
+some_of_eight: 8 MPS=true listed=5,2
+mig_one: 2 MPS=true,MPS_THREADS=50,MPS_MEM=4G divided=1:0/1
+mig_two: 2 MPS=true,MPS_MEM=25% divided=2:1/0,0/2
+mig_two_by_rank: 2 MPS=per-gpu,MPS_BIND=block,MPS_MEM=4G divided=2:0/1,1/1
+mig_auto: 1 MPS=true,MPS_THREADS=auto,MPS_MEM=auto divided=1:0/0,0/2 tasks=16
+mig_too_many_tasks: 1 MPS=true divided=1:0/0 tasks=7
+mig_beside_a_gpu: 2 MPS=true divided=1:0/1 and=1
+mig_beside_a_gpu_by_uuid: 2 MPS=true divided=1:0/1 and=GPU-00000001-0000-4000-8000-000000000000
+mig_whole_gpu: 2 MPS=true divided=1: listed=0,1
+mig_taken_away: 1 MPS=true divided=1: listed=MIG-12345678
+mig_before_470: 1 MPS=true divided=1: listed=MIG-GPU-00000000-0000-4000-8000-000000000000/1/0
+mig_not_bound: 1 MPS=true,MPS_BIND=none divided=1:0/0,0/1
+mig_by_number: 1 MPS=true,MPS_VISIBLE=ordinal divided=1:0/0
+mig_openpbs: 1 MPS=true,MPS_MEM=4G openpbs divided=1:0/1
+older_than_volta: 2 MPS=per-gpu old=1
+gpu_not_there: 1 MPS=true listed=7
+no_gpu: 1 MPS=true no-gpu
+gpus_unknown: 2 MPS=true unknown
+gpus_unknown_whole_node: 2 MPS=true unknown perhaps-shared whole-node config=gpus_unknown = "whole-node-if-exclusive"
+gpus_unknown_shared_node: 2 MPS=true unknown config=gpus_unknown = "whole-node-if-exclusive"
+gpus_counted_all: 2 MPS=true counted=2
+gpus_counted_some: 2 MPS=true counted=1
+gpus_counted_node_alone: 2 MPS=true counted=1 whole-node
+ceiling_threads: 1 MPS=true,MPS_THREADS=80 config=[ceilings]; threads = 50
+ceiling_memory: 1 MPS=true,MPS_MEM=64G config=[ceilings]; mem = "32G"
+defaults_of_the_site: 1 MPS=true config=[defaults]; threads = 50; mem = "8G"
+more_memory_than_there_is: 1 MPS=true,MPS_MEM=200G
+too_many_tasks: 1 MPS=true tasks=49
+many_tasks_on_driver_590: 1 MPS=true driver=590.44.01 tasks=60
+too_many_tasks_for_driver_590: 1 MPS=true driver=590.44.01 tasks=61
+many_tasks_by_the_site: 1 MPS=true tasks=61 config=max_clients = 64
+"#;
 
 #[test]
 fn the_plan_of_every_scenario_is_as_reviewed() {
     let mut names = std::collections::BTreeSet::new();
-    for scenario in scenarios() {
-        assert!(names.insert(scenario.name), "{} twice", scenario.name);
+    for (name, words) in SCENARIOS.lines().filter_map(|line| line.split_once(": ")) {
+        assert!(names.insert(name), "{name} twice");
+        let scenario = Scenario::in_words(name, words);
         let text = match scenario.plan() {
             Ok(plan) => plan.to_string(),
             Err(failure) => format!("{}: {failure}\n", failure.kind()),
@@ -198,7 +87,7 @@ fn the_plan_of_every_scenario_is_as_reviewed() {
             scenario.config.replace('\n', "; ")
         );
         insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
-            insta::assert_snapshot!(scenario.name, case + &text);
+            insta::assert_snapshot!(name, case + &text);
         });
     }
 }

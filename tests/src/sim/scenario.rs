@@ -2,7 +2,9 @@
 //! everything else.
 
 use super::{SharedWorld, World, paths};
-use batch::{Devices, Exclusive, GpuName, GpuSource, Location, Submission, Unattached, UserRef};
+use batch::{
+    Devices, Exclusive, GpuName, GpuSource, Location, Part, Submission, Unattached, UserRef,
+};
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Asked, decide};
@@ -19,6 +21,11 @@ use std::time::Duration;
 
 const NODE: &str = "gpu001";
 pub const UID: u32 = 1001;
+const PART: Part = Part {
+    own: 2,
+    all: 16,
+    of_threads: false,
+};
 
 #[derive(Debug, Clone)]
 pub struct Scenario {
@@ -129,6 +136,73 @@ impl Scenario {
         }
     }
 
+    /// A scenario in words: the number of GPUs, the account string, and how the job and its node
+    /// differ from [`Scenario::new`]. `script=` and `config=` take the rest of the line.
+    pub fn in_words(name: &'static str, text: &'static str) -> Self {
+        let (text, config) = text.split_once(" config=").unwrap_or((text, ""));
+        let script = text.split_once(" script=");
+        let mut words = script.map_or(text, |(words, _)| words).split_whitespace();
+        let gpus = words.next().and_then(|gpus| gpus.parse().ok());
+        let account = words.next().expect("an account string");
+        let mut it = Self::new(name, account, gpus.expect("a number of GPUs"));
+        it.config = config.replace("; ", "\n").leak();
+        it.script = script.map(|(_, script)| script);
+        words.fold(it, Self::word)
+    }
+
+    fn word(mut self, word: &'static str) -> Self {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let number = || value.parse().unwrap_or_else(|_| panic!("{word}"));
+        let names = || GpuName::parse_list(value).expect("GPUs");
+        match key {
+            "tasks" => self.devices.tasks_on_node = Some(number()),
+            "shared" => self.devices.exclusive = Exclusive::Shared(None),
+            "part" => self.devices.exclusive = Exclusive::Shared(Some(PART)),
+            "perhaps-shared" => self.devices.exclusive = Exclusive::Unknown,
+            "whole-node" => self.devices.whole_node = true,
+            "no-gpu" => self.devices.gpus = GpuSource::None,
+            "unknown" => self.devices.gpus = GpuSource::Unknown("no file".to_owned()),
+            "counted" => {
+                let (count, why) = (number(), "no names".to_owned());
+                self.devices.gpus = GpuSource::Counted { count, why };
+            }
+            "listed" => self.devices.gpus = GpuSource::Listed(names()),
+            "and" => match &mut self.devices.gpus {
+                GpuSource::Listed(listed) => listed.extend(names()),
+                _ => panic!("{word}"),
+            },
+            // As `1:0/1,0/2`: how many GPUs are divided, and which of their parts the job has.
+            "divided" => {
+                let (gpus, given) = value.split_once(':').expect("GPUs and parts");
+                let part = |part: &str| {
+                    let (gpu, number) = part.split_once('/')?;
+                    Some((gpu.parse().ok()?, number.parse().ok()?))
+                };
+                let given: Vec<_> = given.split(',').filter_map(part).collect();
+                return self.divided(gpus.parse().expect("a number"), &given);
+            }
+            "old" => {
+                let gpu = &mut self.inventory.gpus[number() as usize];
+                (gpu.name, gpu.capability) = ("Tesla P100".to_owned(), (6, 0));
+                gpu.memory_mib = Some(16_384);
+            }
+            "unlike" => self.inventory.gpus[1].name = "NVIDIA H100 PCIe".to_owned(),
+            "driver" => self.inventory.driver = value.to_owned(),
+            "torque" => self.scheduler = Scheduler::Torque,
+            "openpbs" => self.scheduler = Scheduler::OpenPbs,
+            "sister" => self.sister = true,
+            "unattached" => self.unattached = Some(true),
+            "by-hand" => self.unattached = Some(false),
+            "step" => self.step = true,
+            "site" => self.by_site = true,
+            "recorded" => self.record = true,
+            "detached" => return self.detached(),
+            "announced" => return self.announced(),
+            _ => panic!("{word}"),
+        }
+        self
+    }
+
     /// An earlier job began here, when the GPUs were as `otherwise` makes them.
     pub fn remembered(mut self, otherwise: fn(&mut Gpu)) -> Self {
         self.remembered = Some(otherwise);
@@ -189,11 +263,6 @@ impl Scenario {
         self
     }
 
-    pub fn driver(mut self, version: &str) -> Self {
-        self.inventory.driver = version.to_owned();
-        self
-    }
-
     pub fn step(mut self) -> Self {
         self.step = true;
         self
@@ -219,12 +288,6 @@ impl Scenario {
 
     pub fn recorded(mut self) -> Self {
         self.record = true;
-        self
-    }
-
-    /// The site asks, not the user.
-    pub fn by_site(mut self) -> Self {
-        self.by_site = true;
         self
     }
 
