@@ -41,28 +41,22 @@ impl Hung {
     /// Mounts it over `at` as user `uid` would; its file can never be opened. Needs root, and fails
     /// if the kernel has no FUSE. In a mount namespace of this thread no other process sees it.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(OPEN, at, uid, "")
-    }
-
-    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Otherwise no
-    /// other group has access, a job's daemons included.
-    pub fn over_for_all(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(OPEN, at, uid, ",allow_other")
+        Self::withholding(OPEN, at, uid)
     }
 
     /// The file can be read, but no write to it ends. A mapping that was written to waits for that
     /// at its end, with the lock of its process's memory map held (Linux, `fs/fuse/file.c`,
     /// `fuse_vma_close`).
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(WRITE, at, uid, "")
+        Self::withholding(WRITE, at, uid)
     }
 
     pub fn over_reads(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(READ, at, uid, "")
+        Self::withholding(READ, at, uid)
     }
 
     pub fn over_changes(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(SETATTR, at, uid, "")
+        Self::withholding(SETATTR, at, uid)
     }
 
     /// As [`Hung::over_reads`], served by a thread of the waiting process. That process gets the
@@ -70,24 +64,18 @@ impl Hung {
     pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let its = device.try_clone()?;
-        let hung = Self::serving(device, (READ, true), at, uid, "")?;
+        let hung = Self::serving(device, (READ, true), at, uid)?;
         Ok((hung, its))
     }
 
-    fn withholding(withheld: u32, at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
+    fn withholding(withheld: u32, at: &Path, uid: u32) -> std::io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
-        Self::serving(device, (withheld, false), at, uid, more)
+        Self::serving(device, (withheld, false), at, uid)
     }
 
-    fn serving(
-        device: File,
-        how: (u32, bool),
-        at: &Path,
-        uid: u32,
-        more: &str,
-    ) -> std::io::Result<Self> {
+    fn serving(device: File, how: (u32, bool), at: &Path, uid: u32) -> std::io::Result<Self> {
         let options = format!(
-            "fd={},rootmode=40000,user_id={uid},group_id={}{more}",
+            "fd={},rootmode=40000,user_id={uid},group_id={}",
             device.as_raw_fd(),
             group_of(uid)
         );

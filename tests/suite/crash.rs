@@ -8,7 +8,6 @@ use std::rc::Rc;
 use batch::Exclusive;
 use mpsd::job::node::{Role, Rung};
 use mpsd::job::{self, Account, ReturnWhen, claim};
-use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
@@ -548,21 +547,6 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         assert_eq!(world.processes.len(), 3, "begun again at point {at}");
     }
     assert!(tried > 1, "only {tried} points");
-}
-
-/// It is in the journal, and holds no lock.
-#[test]
-fn a_process_that_watches_whether_its_job_begins_is_ended_with_the_job() {
-    let scenario = Scenario::new("watched", "MPS=true", 1);
-    let world = shared(&running(&scenario).0);
-    let path = paths().job(&scenario.id()).file(JOURNAL);
-    let text = world.borrow().text(&path).expect("a journal");
-    let mut journal: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    journal["starter"] = serde_json::json!({"pid": 7, "start_time": 7});
-    world.borrow_mut().put(path, journal.to_string());
-    world.borrow_mut().starter = Some(7);
-    assert!(Sim::well(&world).end(&scenario).is_clean());
-    assert_eq!(world.borrow().starter, None, "it watches on");
 }
 
 /// The start under way is that of another job with the same id.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tests::double::frozen::Frozen;
 use tests::double::mig;
 use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
@@ -172,25 +171,6 @@ fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
     let count = rows.len() as u64;
     side_by_side(rows, 4, check);
     figures::tell("faults", count);
-}
-
-#[test]
-fn a_process_that_survives_sigkill_and_that_the_driver_does_not_hold_drains_nothing() {
-    let place = Place::with_job(fast(1), CONFIG, "54.srv", ACCOUNT, "0");
-    let server = place.pids("nvidia-cuda-mps-server");
-    let frozen = match Frozen::new(&server) {
-        Ok(frozen) => frozen,
-        Err(why) => {
-            return println!("not tried here, this machine has no version-1 freezer: {why}");
-        }
-    };
-    let end = place.strict_end("54.srv").exits(2);
-    let line = format!("job 54.srv: mps-server {}: state ", server[0]);
-    end.within(LATEST).complains(line);
-    drop(frozen);
-    place.end("54.srv");
-    place.assert_as_before("a survivor that ended at last");
-    figures::tell("faults", 1);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tempfile::TempDir;
@@ -25,7 +24,7 @@ struct Node {
 }
 
 impl Node {
-    fn new(each_gpu: u64) -> Self {
+    fn new() -> Self {
         let room = TempDir::new().expect("a directory");
         let log = Syslog::hear(room.path());
         let all = (0..GPUS).map(|gpu| (format!("/dev/nvidia{gpu}"), gpu));
@@ -36,7 +35,6 @@ impl Node {
             tests::stage::chmod(Path::new(&file), 0o666);
         }
         let node = fast(4).describe(|node| {
-            node.times.each_gpu = each_gpu;
             for (number, gpu) in node.gpu.iter_mut().enumerate() {
                 gpu.device = Some(format!("/dev/nvidia{number}").into());
             }
@@ -84,7 +82,7 @@ fn taken_over(pid: u32) -> Command {
 #[test]
 fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
     alone(|| {
-        let node = Node::new(0);
+        let node = Node::new();
         let place = &node.place;
         let _run = Shared::at(&place.path(""));
         place.begin("80.srv", "MPS=true,MPS_THREADS=25", "2");
@@ -110,29 +108,11 @@ fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
     });
 }
 
-/// NVIDIA's programs take their time for each GPU that they open.
-#[test]
-fn a_start_takes_no_longer_because_its_node_has_more_gpus() {
-    alone(|| {
-        let node = Node::new(500);
-        let time = |job: &str, gpus: &str| {
-            let began = Instant::now();
-            node.place.begin(job, "MPS=true", gpus);
-            let took = began.elapsed();
-            node.place.end(job);
-            took
-        };
-        let (all, one) = (time("81.srv", "0,1,2,3"), time("82.srv", "3"));
-        assert!(all > one + Duration::from_millis(1000), "{all:?}, {one:?}");
-        node.place.assert_as_before("two starts");
-    });
-}
-
 /// As in a container.
 #[test]
 fn where_no_namespace_can_be_made_a_job_starts_as_on_a_node_without_that_and_the_log_says_so() {
     alone(|| {
-        let node = Node::new(0);
+        let node = Node::new();
         let words = ["/usr/bin/setpriv", "--bounding-set", "-sys_admin", "--"];
         let mut prologue = node.place.command_by(&words, "mps-prologue");
         finish(prologue.args(tests::stage::openpbs_args("83.srv", USER, "MPS=true"))).ok();

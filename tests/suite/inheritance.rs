@@ -2,16 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use mpsd::job::spec::Spec;
-use mpsd_core::JobId;
-use mpsd_core::config::MemoryOverLimit;
+use nix::sys::resource::{Resource, getrlimit};
 use tests::place::{Place, fast, status_of};
 use tests::stage::{
-    THREE, USER, finish, openpbs_args, prologue_args, prologue_on_gpu_0, script,
-    strict_epilogue_args, uid_of,
+    THREE, USER, finish, openpbs_args, prologue_on_gpu_0, script, strict_epilogue_args, uid_of,
 };
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -29,8 +25,11 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
     let leaked = fs::File::open(&secret).expect("open");
     let inherited = nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty());
     nix::fcntl::fcntl(&leaked, inherited).expect("fcntl");
-    place.begin("86.srv", ACCOUNT, "0");
+    let mut command = place.command_by(&["/usr/bin/prlimit", "--nofile=64:"], "mps-prologue");
+    finish(command.args(openpbs_args("86.srv", USER, ACCOUNT))).ok();
     drop(leaked);
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    let files = format!("Max open files {} {most} files", most.min(16_384));
     let uid = uid_of(USER).to_string();
     for name in THREE {
         let pid = place.pids(name)[0];
@@ -41,6 +40,12 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
         assert_eq!(words("Uid"), vec![uid.clone(); 4], "{name}");
         let groups = [words("Gid"), words("Groups")].concat();
         assert!(!groups.contains(&"0".to_owned()), "{name}: {groups:?}");
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            limits.lines().any(|line| words(line) == files),
+            "{name}: {limits}"
+        );
         for capabilities in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
             assert_eq!(
                 status(capabilities),
@@ -83,38 +88,6 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
     let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 3 == 1)
-}
-
-/// Root passes descriptor 5 only if it could make the file for observations. Otherwise `mpsd` may
-/// use the number itself.
-#[test]
-fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
-    let place = Place::new(fast(1), CONFIG);
-    let spec = Spec {
-        job: JobId::parse("87.srv").expect("an id"),
-        uid: 0,
-        control: place.node.control(),
-        nvml: String::new(),
-        run: PathBuf::new(),
-        daemons: Vec::new(),
-        start_ms: 5_000,
-        command_ms: 1_000,
-        over_limit: MemoryOverLimit::Ignore,
-        usage: false,
-        outside: false,
-    };
-    let (request, answer) = (place.path("spec"), place.path("said"));
-    fs::write(&request, serde_json::to_string(&spec).expect("JSON")).expect("write");
-    // Root lets the servers start.
-    fs::write(&answer, "\n").expect("write");
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", "exec \"$0\" 3<\"$1\" 4<>\"$2\" 5<&-"]);
-    command.arg(place.program("mpsd"));
-    finish(command.args([&request, &answer])).ok();
-    assert_eq!(
-        fs::read_to_string(&answer).expect("a report"),
-        "\n{\"Ok\":[]}\n"
-    );
 }
 
 #[test]
@@ -172,19 +145,6 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
     }
     assert!(!owned.exists(), "something of the user's was run by root");
     place.assert_ends_clean("87.srv", "tricks with the environment");
-}
-
-#[test]
-fn a_user_at_the_limit_of_their_processes_drains_nothing() {
-    let place = Place::new(fast(1), "deadline_s = 3\n");
-    for most in [1, 2, 3] {
-        let limit = format!("--nproc={most}:{most}");
-        let mut command = place.command_by(&["/usr/bin/prlimit", &limit], "mps-prologue");
-        command.args(["--gpus", "0"]);
-        let ran = finish(command.args(prologue_args("88.srv", ACCOUNT)));
-        assert!(matches!(ran.code, Some(0 | 2)), "{ran:?}");
-        place.assert_ends_clean("88.srv", &format!("at most {most} processes"));
-    }
 }
 
 /// The scheduler's daemon may have such a limit. Only the soft limit is tested: root in a container

@@ -4,11 +4,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::chown;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, finish, prologue_args, uid_of};
 
 fn place(gpus: usize) -> Place {
     Place::new(fast(gpus), "")
@@ -20,38 +19,6 @@ fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
 
 fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
     place.mpsctl_as(USER, args, env)
-}
-
-#[test]
-fn a_starting_job_is_waited_for_within_its_deadline() {
-    let place = place(1);
-    let dir = place.directory("run/jobs/5.srv");
-    let record = |state: &str| {
-        let text = json!({
-            "version": 1, "job": "5.srv", "uid": 65534, "state": state, "deadline_s": 1,
-            "exclusive": false, "per_gpu": false, "named": false, "rank_threads": [], "rank_memory": [],
-            "gpus": [], "daemons": [{"gpus": [], "pipe": dir.join("pipe"), "log": dir.join("log")}],
-        });
-        fs::write(dir.join("record.new"), text.to_string()).expect("record");
-        fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
-    };
-    // Something else listens in the control daemon's place.
-    let socket = place.directory("run/jobs/5.srv/pipe").join("control");
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
-    chmod(&socket, 0o666);
-    let job = [("PBS_JOBID", "5.srv")];
-    record("starting");
-    let ran = mpsctl(&place, &["env"], &job).exits(2);
-    ran.complains("not ready in time");
-    assert!(ran.took >= Duration::from_secs(1), "{ran:?}");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(300));
-            record("ready");
-        });
-        let ran = mpsctl(&place, &["env"], &job).ok();
-        ran.prints("CUDA_MPS_PIPE_DIRECTORY");
-    });
 }
 
 /// Each verb with its words, `mpsctl` first.

@@ -5,12 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit};
 use tests::double::look::wait_until;
 use tests::figures;
 use tests::place::{Place, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, THREE, USER, finish, openpbs_args, strict_epilogue_args};
+use tests::stage::{Ran, USER, finish, openpbs_args, strict_epilogue_args};
 
 const CONFIG: &str = "deadline_s = 3\n";
 const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
@@ -228,31 +227,5 @@ impl Few {
 impl Drop for Few {
     fn drop(&mut self) {
         wait_until(Duration::from_secs(5), || fs::remove_dir(&self.0).is_ok());
-    }
-}
-
-fn descriptors_of(pid: u32) -> (u64, u64) {
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
-    let line = limits.lines().find(|l| l.starts_with("Max open files"));
-    let words = line.expect("open files").split_whitespace();
-    let mut numbers = words.filter_map(|word| word.parse().ok());
-    (numbers.next().expect("soft"), numbers.next().expect("hard"))
-}
-
-#[test]
-fn the_three_may_open_16384_files_or_as_many_as_the_hard_limit_allows() {
-    let place = Place::new(fast(1), CONFIG);
-    // Not every root may raise its hard limit.
-    let (_, own) = getrlimit(Resource::RLIMIT_NOFILE).expect("own limit");
-    for (soft, hard) in [(64, own), (1024, own.min(4096)), (own, own)] {
-        let got = own.min(hard).min(16_384).max(soft);
-        let limit = format!("--nofile={soft}:{hard}");
-        let mut command = place.command_by(&["/usr/bin/prlimit", &limit], "mps-prologue");
-        finish(command.args(openpbs_args("70.srv", USER, ACCOUNT))).ok();
-        for name in THREE {
-            let limits = descriptors_of(place.pids(name)[0]);
-            assert_eq!(limits, (got, hard), "{name} of {soft}:{hard}");
-        }
-        place.assert_ends_clean("70.srv", &format!("{soft}:{hard} descriptors"));
     }
 }

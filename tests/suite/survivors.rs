@@ -236,14 +236,6 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
     }
 }
 
-#[test]
-fn a_garbled_ledger_suspects_nobody() {
-    let scenario = Scenario::new("garbled", "MPS=true", 1);
-    let mut world = World::new(scenario.inventory.clone());
-    world.put(paths().run().join("ledger"), "{");
-    begin(&Rc::new(RefCell::new(world)), &scenario).expect("prologue");
-}
-
 /// The survivors hold the directories and the GPUs that a second start would use.
 #[test]
 fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {

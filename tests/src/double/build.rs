@@ -62,7 +62,6 @@ impl Builder {
     pub fn fast(self) -> Builder {
         self.times(|t| {
             *t = Times {
-                each_gpu: 0,
                 start: 2,
                 server_ready: (5, 5),
                 server_exit: 5,

@@ -146,9 +146,6 @@ impl MigDevice {
 pub struct Times {
     /// From exec to the socket.
     pub start: u64,
-    /// More of that for each GPU that the control daemon may open: 30 from one GPU to two and from
-    /// two to four, on an H200.
-    pub each_gpu: u64,
     /// From the start of a server to `Ready`: at least, at most.
     pub server_ready: (u64, u64),
     /// From the order to an idle server to its end.
@@ -165,7 +162,6 @@ impl Default for Times {
     fn default() -> Self {
         Times {
             start: 14,
-            each_gpu: 0,
             server_ready: (106, 263),
             server_exit: 70,
             client: 90,
@@ -196,8 +192,6 @@ pub struct Faults {
     pub ignore_sigterm: bool,
     /// The server ignores SIGTERM.
     pub server_survives_sigterm: bool,
-    /// A second thread of the server opens this file and waits for that; empty: no thread does.
-    pub server_opens: String,
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
     pub drop_limits: bool,

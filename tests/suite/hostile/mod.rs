@@ -61,30 +61,6 @@ fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
     (dir, look)
 }
 
-#[test]
-fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
-    let place = served("80.srv");
-    let (dir, look) = treasure(&place);
-    let before = look();
-    for name in ["pipe", "log"] {
-        let into = place.job("80.srv").join(name);
-        symlink(&dir, into.join("link")).expect("symlink");
-        symlink("/", into.join("root")).expect("symlink");
-        symlink("loop", into.join("loop")).expect("symlink");
-        fs::hard_link(dir.join("file"), into.join("hard"))
-            .expect_err("a hard link into another file system");
-        fs::write(into.join("own"), "").expect("file");
-        fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
-        nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
-        let deep = into.join("deep").join("d/".repeat(60));
-        fs::create_dir_all(&deep).expect("deep");
-        symlink(&dir, deep.join("link")).expect("symlink");
-        chmod(&into.join("deep"), 0o000);
-    }
-    place.assert_ends_clean("80.srv", "links, FIFOs, deep trees");
-    assert_eq!(look(), before);
-}
-
 /// Only root could put a link there: a mistake or a hole must cost no more than the job.
 #[test]
 fn a_symlink_in_the_jobs_directory_is_not_followed() {
@@ -194,27 +170,6 @@ fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     away.arg(job.join("pipe")).arg(job.join("elsewhere"));
     assert_ne!(finish(away).code, Some(0));
     place.assert_ends_clean("84.srv", "a stranger");
-}
-
-#[test]
-fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
-    alone(|| {
-        let mut place = Place::new(fast(1), "deadline_s = 4\n");
-        // For its mount namespace, which belongs to this thread.
-        let _hidden = Small::over(&place.path("run"), 256, 0o755);
-        let Some((at, hung)) = place.hung("fuse", Hung::over_for_all) else {
-            return;
-        };
-        let file = at.join(FILE).display().to_string();
-        place.node.change(|d| d.faults.server_opens = file);
-        place.begin("89.srv", ACCOUNT, "0");
-        eventually("the server hangs", || hung.holds_somebody());
-        let end = place.strict_end("89.srv").exits(2);
-        end.complains("state D after");
-        drop(hung);
-        place.assert_ends_clean("89.srv", "a file system that was taken away");
-        figures::tell("faults", 1);
-    });
 }
 
 /// A process of the user's with its memory map locked: a process that reads its environment hangs

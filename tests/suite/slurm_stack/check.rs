@@ -2,24 +2,6 @@
 
 use super::*;
 
-/// Otherwise the first job that asks drains the node, and its user reads of a broken boot.
-#[test]
-fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
-    let mut cluster = Cluster::enabled();
-    cluster
-        .place
-        .node
-        .change(|node| node.nvml.init_fails = true);
-    let line =
-        "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
-    cluster.check().exits(2).prints(line);
-    cluster
-        .place
-        .node
-        .change(|node| node.nvml.init_fails = false);
-    cluster.check().ok();
-}
-
 /// Slurm's own lines name some programs that doctor has named.
 #[test]
 fn doctor_says_each_line_of_a_node_under_slurm_once() {

@@ -13,7 +13,6 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, ForkResult};
 use tests::double::node::Node;
-use tests::double::visible;
 use tests::double::wire;
 
 use crate::daemon::Daemon;
@@ -100,14 +99,7 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         "slow" => sleep(Duration::from_millis(node.is.faults.slow_ms)),
         _ => {}
     }
-    let opened = node
-        .is
-        .gpu
-        .iter()
-        .filter(|gpu| visible::may_open(gpu))
-        .count();
-    let each = node.is.times.each_gpu * u64::try_from(opened).unwrap_or(0);
-    sleep(Duration::from_millis(node.is.times.start + each));
+    sleep(Duration::from_millis(node.is.times.start));
     Ok(lock)
 }
 

@@ -178,10 +178,6 @@ impl Server {
     }
 
     fn serve(mut self) -> ExitCode {
-        let opens = self.node.is.faults.server_opens.clone();
-        if !opens.is_empty() {
-            std::thread::spawn(move || std::fs::File::open(opens));
-        }
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGTERM);
         let terminated = mask.thread_block().and_then(|()| SignalFd::new(&mask));
