@@ -50,9 +50,9 @@ fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario) {
     let limits = record(&world, scenario).daemons[0].memory.clone();
     assert_eq!(limits[0].1, 143_771 / 4, "{name}");
     let up = world.borrow().clone();
-    let ledger = up.text(&paths().run().join("ledger"));
-    let told: serde_json::Value = serde_json::from_str(&ledger.expect("a ledger")).expect("JSON");
-    assert_eq!(told["gpus"], serde_json::json!(up.inventory), "{name}");
+    let ledger = up.text(&paths().run().join("ledger")).expect(&name);
+    let ledger: serde_json::Value = serde_json::from_str(&ledger).expect("JSON");
+    assert_eq!(ledger["gpus"], serde_json::json!(up.inventory), "{name}");
     assert_eq!((up.processes.len(), up.cgroups.len()), (3, 1), "{name}");
     assert!(up.modes.values().eq([&EXCLUSIVE]), "{name}");
     Sim::well(&world).end(scenario);
@@ -141,40 +141,6 @@ fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
         assert!(none && world.drains.is_empty(), "{account}");
         assert!(world.accounts().values().all(Option::is_none), "{account}");
     }
-}
-
-/// A job is to join its user's MPS. Meanwhile the other job has ended, so it must begin the MPS.
-#[test]
-fn a_job_that_was_to_join_an_mps_begins_it_if_that_has_ended() {
-    let job = |number| {
-        let all = Scenario::new("shared", "MPS=true", 1).config("[ceilings]\nmem = \"25%\"");
-        let shared = all.shared();
-        Scenario { number, ..shared }
-    };
-    let (first, second) = (job(1), job(2));
-    let up = first.node();
-    Sim::well(&up).begin(&first).expect("the first");
-    let mut began = 0;
-    for at in 0.. {
-        let world = Rc::new(RefCell::new(up.borrow().clone()));
-        let ends = first.clone();
-        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
-            // It may meet the other's lock.
-            Sim::well(world).end(&ends);
-        });
-        node.begin(&second)
-            .unwrap_or_else(|why| panic!("{at}: {why:?}"));
-        let points = node.points();
-        drop(node);
-        let journal = world.borrow().journal(&second.mps_id()).expect("an MPS");
-        assert_eq!(journal.record().daemons[0].memory[0].1, 143_771 / 4, "{at}");
-        let log = world.borrow().log.concat();
-        began += usize::from(log.contains("begun for job 2"));
-        if at >= points {
-            break;
-        }
-    }
-    assert!(began > 0, "it never met the end of the other job");
 }
 
 /// As NVML tells a step that has the second of two GPUs.

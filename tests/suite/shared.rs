@@ -34,7 +34,7 @@ const CASES: [([bool; 2], Act, Act); 4] = [
 fn jobs() -> [Scenario; 2] {
     [4711, 4712].map(|number| {
         let shared = Scenario::new("shared", "MPS=true,MPS_THREADS=25", 1);
-        let mut shared = shared.shared();
+        let mut shared = shared.config("[ceilings]\nmem = \"25%\"").shared();
         shared.number = number;
         shared
     })
@@ -72,6 +72,12 @@ fn assert_served(world: &SharedWorld, job: &Scenario, name: &str) {
     assert!(runs, "{name}: job {id} has lost its MPS");
     let sharers = world.text(&paths().job(&mps).sharers()).unwrap_or_default();
     assert!(sharers.contains(id.as_str()), "{name}: {id} in {sharers}");
+    let journal = world.journal(&mps).expect("a journal");
+    assert_eq!(
+        journal.record().daemons[0].memory[0].1,
+        143_771 / 4,
+        "{name}"
+    );
 }
 
 fn reconcile(world: &SharedWorld) {
