@@ -152,40 +152,45 @@ fn strike(place: &Place, name: &str, signal: Signal) -> bool {
 }
 
 #[test]
-fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
+fn whatever_a_user_does_to_the_three_is_not_the_nodes_fault() {
+    let place = Place::new(
+        fast(1).times(|t| {
+            t.start = 60;
+            t.server_ready = (250, 250);
+            t.server_exit = 150;
+        }),
+        SHORT,
+    );
     let mut struck = 0;
-    for name in THREE {
-        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-            let slow = fast(1).times(|t| {
-                t.start = 60;
-                t.server_ready = (250, 250);
-            });
-            let place = Place::new(slow, SHORT);
-            let mut program = place.start_torque("40.srv", ACCOUNT, "0");
-            if wait_until(Duration::from_secs(2), || strike(&place, name, signal)) {
-                struck += 1;
-            }
-            let after = format!("{signal} to {name} while it starts");
-            let code = program.wait();
-            // A killed server's first client starts it again. In all other cases the job has no
-            // MPS.
-            assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
-            place.assert_ends_clean("40.srv", &after);
-        }
-    }
-    assert_eq!(struck, 6);
-    figures::tell("real_kills", struck);
-}
+    for (name, signal) in THREE
+        .into_iter()
+        .flat_map(|name| [Signal::SIGKILL, Signal::SIGSTOP].map(|signal| (name, signal)))
+    {
+        let after = format!("{signal} to {name}");
+        let mut start = place.start_torque("40.srv", ACCOUNT, "0");
+        let strikes = || strike(&place, name, signal);
+        assert!(
+            wait_until(Duration::from_secs(2), strikes),
+            "{after} while it starts"
+        );
+        // A killed server's first client starts it again. In all other cases the job has no MPS.
+        let code = start.wait();
+        assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
+        place.assert_ends_clean("40.srv", &format!("{after} while it starts"));
 
-#[test]
-fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
-    let place = Place::new(fast(1), SHORT);
-    for name in THREE {
-        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-            place.begin("41.srv", ACCOUNT, "0");
-            let after = format!("{signal} to {name} while it serves");
-            assert!(strike(&place, name, signal), "{after}");
-            place.assert_ends_clean("41.srv", &after);
+        place.begin("41.srv", ACCOUNT, "0");
+        assert!(strike(&place, name, signal), "{after} while it serves");
+        place.assert_ends_clean("41.srv", &format!("{after} while it serves"));
+        struck += 2;
+
+        for pause in [5, 60] {
+            place.begin("42.srv", ACCOUNT, "0");
+            let mut end = place.start_end("42.srv");
+            std::thread::sleep(Duration::from_millis(pause));
+            struck += u64::from(strike(&place, name, signal));
+            let after = format!("{after} {pause} ms after the epilogue began");
+            assert_eq!(end.wait(), Some(0), "{after}");
+            place.assert_ends_clean("42.srv", &after);
         }
     }
     place.begin("41.srv", ACCOUNT, "0");
@@ -193,27 +198,7 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
         strike(&place, name, Signal::SIGSTOP);
     }
     place.assert_ends_clean("41.srv", "all three stopped");
-    figures::tell("real_kills", 9);
-}
-
-#[test]
-fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
-    let slow = fast(1).times(|t| t.server_exit = 150);
-    let place = Place::new(slow, SHORT);
-    for name in THREE {
-        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-            for pause in [5, 60] {
-                place.begin("42.srv", ACCOUNT, "0");
-                let mut program = place.start_end("42.srv");
-                std::thread::sleep(Duration::from_millis(pause));
-                let struck = strike(&place, name, signal);
-                let after = format!("{signal} to {name} {pause} ms after the epilogue began");
-                assert_eq!(program.wait(), Some(0), "{after}");
-                place.assert_ends_clean("42.srv", &after);
-                figures::tell("real_kills", struck.into());
-            }
-        }
-    }
+    figures::tell("real_kills", struck + 3);
 }
 
 /// If the mode were restored too early, another job could begin on the GPU while this job's daemons

@@ -38,4 +38,3 @@ mod status;
 mod supervision;
 mod survivors;
 mod sweep;
-mod undisturbed;

@@ -1,11 +1,10 @@
 //! A user or a stranger keeps the locks of directories and files that root must change. No program
 //! waits for such a lock.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast};
@@ -115,52 +114,6 @@ fn nobody_but_root_lists_what_root_must_change() {
         assert_eq!(mode & 0o044, 0, "{}: {mode:o}", dir.display());
     }
     place.assert_ends_clean("98.srv", "directories");
-}
-
-#[test]
-fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
-    alone(|| {
-        const GPUS: usize = 16;
-        const FILES: usize = 10_000;
-        let place = Place::new(fast(GPUS), "deadline_s = 4\n");
-        let _older = unbounded(&place, "95.srv");
-        let all: Vec<String> = (0..GPUS).map(|gpu| gpu.to_string()).collect();
-        place.begin("95.srv", "MPS=per-gpu", &all.join(","));
-        let job = place.job("95.srv");
-        let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
-        // Making a link is faster than making a file.
-        std::thread::scope(|scope| {
-            for pipe in &pipes {
-                scope.spawn(move || {
-                    let first = pipe.join("0");
-                    fs::write(&first, "").expect("file");
-                    (1..FILES).for_each(|n| {
-                        fs::hard_link(&first, pipe.join(n.to_string())).expect("link")
-                    });
-                });
-            }
-        });
-        let whole = |pipe: &&PathBuf| {
-            pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists()
-        };
-        let mut end = place.start_end("95.srv");
-        let began = Instant::now();
-        loop {
-            let there = pipes.iter().filter(whole).count();
-            if place.node.modes().iter().all(|mode| mode == "default") {
-                break;
-            }
-            // What was gone by then was removed before the modes were restored.
-            assert_eq!(there, GPUS);
-            assert!(began.elapsed() < Duration::from_secs(20));
-        }
-        assert_eq!(end.wait(), Some(0));
-        let took = began.elapsed();
-        assert!(took < Duration::from_secs(4 + 3), "{took:?}");
-        let finished = || place.strict_end("95.srv").code == Some(0);
-        assert!((0..5).any(|_| finished()), "the next looks remove it");
-        place.assert_as_before("slow directories");
-    });
 }
 
 /// Programs of ours that still run. After a call has returned, these wait for a lock.

@@ -5,13 +5,13 @@ mod shared;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use tests::double::copy_program;
 use tests::double::look::{self, wait_until};
@@ -59,31 +59,6 @@ fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
         )
     };
     (dir, look)
-}
-
-/// Only root could put a link there: a mistake or a hole must cost no more than the job.
-#[test]
-fn a_symlink_in_the_jobs_directory_is_not_followed() {
-    let place = served("79.srv");
-    let (dir, look) = treasure(&place);
-    let before = look();
-    let pipe = place.job("79.srv").join("pipe");
-    for at in place.mounts() {
-        umount2(&at, MntFlags::MNT_DETACH).expect("unmounted");
-    }
-    fs::rename(&pipe, pipe.with_extension("old")).expect("rename");
-    symlink(&dir, &pipe).expect("symlink");
-    place.end("79.srv");
-    assert_eq!(look(), before);
-    // And before the job begins.
-    fs::create_dir(place.job("79.srv")).expect("directory");
-    chmod(&place.job("79.srv"), 0o711);
-    symlink(&dir, &pipe).expect("symlink");
-    let ran = place.torque("79.srv", ACCOUNT, "0").exits(2);
-    ran.complains("is a symbolic link");
-    assert_eq!(look(), before);
-    place.take_drains();
-    place.assert_as_before("a link in the place of a directory");
 }
 
 #[test]

@@ -34,9 +34,6 @@ pub struct Options {
     /// Launch kernels while holding, and notice at once when the server has gone
     #[arg(long)]
     busy: bool,
-    /// Write a line for each kernel that took longer than so many milliseconds
-    #[arg(long)]
-    tell_slow: Option<u64>,
     /// Run a kernel that writes to an address that is none, before holding
     #[arg(long)]
     fault: bool,
@@ -110,7 +107,7 @@ fn run(node: &Node, options: &Options) -> ExitCode {
         let left = until.saturating_duration_since(Instant::now());
         running.sleep(step.min(left), options.busy);
         if options.busy {
-            held = launch(&running, options);
+            held = running.launch();
         }
         if left.is_zero() {
             break;
@@ -122,16 +119,6 @@ fn run(node: &Node, options: &Options) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }
-}
-
-fn launch(running: &Running, options: &Options) -> Result<(), CudaError> {
-    let began = Instant::now();
-    let done = running.launch();
-    let took = began.elapsed().as_millis();
-    if options.tell_slow.is_some_and(|ms| took > ms.into()) {
-        println!("{took}");
-    }
-    done
 }
 
 /// How much can be allocated up to a cap, in steps of 64 MiB.
