@@ -94,92 +94,32 @@ fn a_fatal_gpu_error_of_one_client_is_told_to_the_user_and_drains_nothing() {
     place.assert_as_before("a server in FAULT state");
 }
 
-/// A job under one policy, with a client that keeps its limit and one that does not.
-struct Watched {
-    place: Place,
-    honest: Running,
-    over: Running,
-}
-
-impl Watched {
-    fn new(policy: &str) -> Self {
-        let keep = "compute_mode = \"keep\"";
-        let place = served(
-            "96.srv",
-            &format!("memory_over_limit = \"{policy}\"\n{keep}\n"),
-        );
-        let small = [&["--alloc", "256"][..], &STAYS].concat();
-        Self {
-            honest: place.attached("96.srv", &small, &[]),
-            over: greedy(&place),
-            place,
-        }
-    }
-
-    fn log(&self) -> String {
-        log_of(&self.place, "96.srv")
-    }
-
-    fn lines(&self, client: &Running) -> usize {
-        let line = format!("client {} holds ", client.pid());
-        self.log().lines().filter(|l| l.contains(&line)).count()
-    }
-
-    #[track_caller]
-    fn ends(self, after: &str) {
-        let (log, innocent) = (self.log(), format!("client {} ", self.honest.pid()));
-        assert!(!log.contains(&innocent), "{after}:\n{log}");
-        drop((self.honest, self.over));
-        ends_clean(&self.place, "96.srv", after);
-    }
-}
-
-fn greedy(place: &Place) -> Running {
-    greedy_in(place, "96.srv")
-}
-
-fn greedy_in(place: &Place, job: &str) -> Running {
-    let args = [&["--alloc", "4096"][..], &STAYS].concat();
-    place.attached(job, &args, &[(LIMIT, "garbage")])
-}
-
 #[test]
 fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
-    let (ignored, logged) = (Watched::new("ignore"), Watched::new("log"));
-    // A job of the same user on the same GPU, which may have more. The GPU lists its client for
-    // both.
-    let (place, other) = (&logged.place, "98.srv");
-    place.begin(other, "MPS=true,MPS_MEM=6G", "0");
-    let stranger = greedy_in(place, other);
-    eventually("the client is told of", || logged.lines(&logged.over) > 0);
-    // A line about a second client proves a second look. By then "ignore" has had time for a line
-    // too.
-    let second = greedy(&logged.place);
-    eventually("the second is told of", || logged.lines(&second) > 0);
-    drop(second);
-    assert_eq!(logged.lines(&logged.over), 1, "log");
-    assert_eq!(logged.lines(&stranger), 0, "another job's");
-    drop(stranger);
-    place.end(other);
-    assert!(logged.log().contains("its limit is 1024 MiB"));
-    assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
-    for (watched, policy) in [(ignored, "ignore"), (logged, "log")] {
-        assert!(look::alive(watched.over.pid()), "{policy}: left alone");
-        watched.ends(policy);
+    for policy in ["log", "terminate"] {
+        let config = format!("memory_over_limit = \"{policy}\"\ncompute_mode = \"keep\"\n");
+        let place = served("96.srv", &config);
+        let told = || {
+            let args = [&["--alloc", "4096"][..], &STAYS].concat();
+            let client = place.attached("96.srv", &args, &[(LIMIT, "garbage")]);
+            let line = format!("client {} holds ", client.pid());
+            says(&place, "96.srv", &line);
+            (client, line)
+        };
+        let (client, line) = told();
+        assert!(log_of(&place, "96.srv").contains("its limit is 1024 MiB"));
+        if policy == "log" {
+            // A line about a second client proves a second look.
+            drop(told());
+            says(&place, "96.srv", &line);
+            assert!(look::alive(client.pid()), "left alone");
+            drop(client);
+        } else {
+            assert_eq!(error(client), Some(810), "{}", log_of(&place, "96.srv"));
+            says(&place, "96.srv", "terminate_client, it gets error 810");
+        }
+        ends_clean(&place, "96.srv", policy);
     }
-
-    let Watched {
-        place,
-        honest,
-        over,
-    } = Watched::new("terminate");
-    let pid = over.pid();
-    assert_eq!(error(over), Some(810), "{}", log_of(&place, "96.srv"));
-    says(&place, "96.srv", &format!("client {pid} holds "));
-    says(&place, "96.srv", "terminate_client, it gets error 810");
-    assert!(look::alive(honest.pid()), "the other client goes on");
-    drop(honest);
-    ends_clean(&place, "96.srv", "terminate");
 }
 
 fn in_cgroup(place: &Place, job: &str, mib: &str, cgroup: Option<&Path>, env: &[&str]) -> Running {

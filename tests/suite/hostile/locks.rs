@@ -103,19 +103,6 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
     });
 }
 
-/// A user who can list a directory can keep its lock.
-#[test]
-fn nobody_but_root_lists_what_root_must_change() {
-    let place = served("98.srv");
-    let cgroup = place.cgroups.as_ref().map(|base| base.join("98.srv"));
-    let ours = ["run/jobs", "run/jobs/98.srv", "run/gpus"].map(|dir| place.path(dir));
-    for dir in ours.iter().chain(&cgroup) {
-        let mode = dir.metadata().expect("directory").mode() & 0o7777;
-        assert_eq!(mode & 0o044, 0, "{}: {mode:o}", dir.display());
-    }
-    place.assert_ends_clean("98.srv", "directories");
-}
-
 /// Programs of ours that still run. After a call has returned, these wait for a lock.
 fn stuck(place: &Place) -> usize {
     place.processes().iter().filter(|p| p.uid == 0).count()

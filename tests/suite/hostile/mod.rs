@@ -19,7 +19,9 @@ use tests::figures;
 use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script};
+use tests::stage::{
+    OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script, uid_of,
+};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -120,31 +122,50 @@ fn only_the_very_files_that_a_job_began_with_are_its_own() {
     place.assert_as_before("an upgrade under a job");
 }
 
+/// A user who can list a directory can keep its lock.
 #[test]
-fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
-    let place = served("84.srv");
-    let job = place.job("84.srv");
-    for name in ["pipe", "log"] {
-        let about = job.join(name).metadata().expect("directory");
-        assert_eq!(about.mode() & 0o7777, 0o700, "{name}");
-        assert_ne!(about.uid(), 0, "{name}");
+fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() {
+    let place = Place::new(fast(2), "deadline_s = 20\n");
+    place.begin("84.srv", ACCOUNT, "1");
+    place.configure("deadline_s = 20\nshared_gpus = true\n");
+    place.torque_on_gpu_0("85.srv", "MPS=true").ok();
+    let run = place.path("run");
+    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
+    for mps in [place.job("84.srv"), run.join("shared").join(&id)] {
+        let [pipe, log] = ["pipe", "log"].map(|name| mps.join(name));
+        for dir in [&pipe, &log] {
+            let about = dir.metadata().expect("directory");
+            assert_eq!(about.mode() & 0o7777, 0o700, "{}", dir.display());
+            assert_ne!(about.uid(), 0, "{}", dir.display());
+        }
+        finish(as_user(USER, "/bin/ls").arg(&pipe)).ok();
+        for (user, program, paths) in [
+            (OTHER_USER, "/bin/ls", vec![pipe.clone()]),
+            (OTHER_USER, "/bin/ls", vec![log]),
+            // The owner cannot put another directory in its place either.
+            (USER, "/bin/mv", vec![pipe, mps.join("other")]),
+        ] {
+            finish(as_user(user, program).args(paths)).complains("Permission denied");
+        }
     }
-    let ls = |user: &str, path: &Path| finish(as_user(user, "/bin/ls").arg(path)).code;
-    assert_ne!(ls(OTHER_USER, &job.join("pipe")), Some(0));
-    assert_ne!(ls(USER, &place.path("run/jobs")), Some(0));
-    assert_eq!(ls(USER, &job.join("pipe")), Some(0), "its owner does");
+    let lock = run.join(format!("shared/.{id}.lock"));
+    finish(as_user(USER, "/bin/cat").arg(lock)).complains("Permission denied");
+    let cgroup = place.cgroups.as_ref().map(|base| base.join("84.srv"));
+    let ours = ["jobs", "jobs/84.srv", "shared", "gpus"].map(|dir| run.join(dir));
+    for dir in ours.iter().chain(&cgroup) {
+        let mode = dir.metadata().expect("directory").mode() & 0o7777;
+        assert_eq!(mode & 0o044, 0, "{}: {mode:o}", dir.display());
+        finish(as_user(USER, "/bin/ls").arg(dir)).complains("Permission denied");
+    }
     // The vendor's own program, run by the stranger against the job's pipe.
     let mut quit = as_user(OTHER_USER, place.node.control());
     quit.envs([place.pipe("84.srv")]).stdin(Stdio::piped());
     let mut session = Running::start(quit.stdout(Stdio::null()).stderr(Stdio::null()));
     let _ = session.0.stdin.take().expect("stdin").write_all(b"quit\n");
     session.wait();
-    assert_eq!(place.pids(THREE[1]).len(), 1, "the daemon lives");
-    // The owner cannot put another directory in its place either.
-    let mut away = as_user(USER, "/bin/mv");
-    away.arg(job.join("pipe")).arg(job.join("elsewhere"));
-    assert_ne!(finish(away).code, Some(0));
-    place.assert_ends_clean("84.srv", "a stranger");
+    assert_eq!(place.pids(THREE[1]).len(), 2, "the daemons live");
+    place.end("84.srv");
+    place.assert_ends_clean("85.srv", "a stranger");
 }
 
 /// A process of the user's with its memory map locked: a process that reads its environment hangs

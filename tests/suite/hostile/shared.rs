@@ -81,27 +81,6 @@ fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
     place.assert_as_before("a stopped begin");
 }
 
-#[test]
-fn a_stranger_reaches_no_directory_of_a_shared_mps_and_its_user_moves_none() {
-    let (place, mps) = shared();
-    let name = mps.file_name().expect("a name").display().to_string();
-    let lock = mps.with_file_name(format!(".{name}.lock"));
-    assert!(lock.exists());
-    let [pipe, other, run] = [mps.join("pipe"), mps.join("other"), place.path("run")];
-    for (user, program, paths) in [
-        (OTHER_USER, "/bin/ls", vec![pipe.clone()]),
-        (OTHER_USER, "/bin/ls", vec![mps.join("log")]),
-        (USER, "/bin/mv", vec![pipe, other]),
-        (USER, "/bin/ls", vec![run.join("shared")]),
-        (USER, "/bin/ls", vec![run.join("jobs")]),
-        (USER, "/bin/cat", vec![lock]),
-    ] {
-        finish(as_user(user, program).args(paths)).complains("Permission denied");
-    }
-    JOBS.into_iter().for_each(|job| drop(place.end(job)));
-    place.assert_as_before("a stranger at a shared MPS");
-}
-
 /// The end of a job on several GPUs leaves several MPS, one after the other.
 #[test]
 fn a_job_that_stops_all_its_shared_mps_is_taken_down_in_one_end() {
@@ -123,19 +102,7 @@ fn a_process_that_nobody_can_look_at_hides_no_client_of_a_job_that_leaves_a_shar
         };
         let hidden = hides_in(&place.node.control(), &at, &hung, &[]);
         assert!(!can_be_read(hidden.pid(), "environ"), "it holds no lock");
-        let mut clients = JOBS.map(|job| {
-            let mut client = place.mpsctl_of(USER);
-            client
-                .args(["exec", "--"])
-                .arg(place.node.client())
-                .arg("--node");
-            client
-                .arg(place.node.dir())
-                .args(["--hold", "60", "--busy"]);
-            let client = Running::start(client.env("PBS_JOBID", job).stdout(Stdio::null()));
-            eventually("the client attaches", || place.has_context(client.pid()));
-            client
-        });
+        let mut clients = JOBS.map(|job| place.sharer(job));
         place.end(JOBS[0]);
         let ends = wait_until(Duration::from_secs(5), || clients[0].has_ended());
         let ended = [ends, clients[1].has_ended()];

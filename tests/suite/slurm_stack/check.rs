@@ -241,90 +241,48 @@ fn a_node_without_slurmd_and_one_without_the_plugins_file_are_told() {
         .lacks("run 'mpsctl slurm enable'");
 }
 
+/// The release, or `-` on a node with our line; slurm.conf; what is said, `!` before what is not.
+const NEEDS: &str = "
+22.05.3 | GresTypes=gpu; PrologFlags=DeferBatch | WARN  PrologFlags is
+26.05.3 | GresTypes=gpu; PrologFlags=DeferBatch | OK    PrologFlags is; the prolog runs on each node at the allocation
+26.05.3 | GresTypes=gpu; PrologFlags=NoHold,ForceRequeueOnFail | OK    PrologFlags is; the prolog runs on each node at the allocation
+26.05.3 | GresTypes=gpu; PrologFlags=X11 | OK    PrologFlags is; the prolog runs on each node at the allocation
+26.05.3 | GresTypes=gpu; PrologFlags=RunInJob | FAIL  PrologFlags has RunInJob
+26.05.3 | GresTypes=gpu; PrologFlags=Alloc; NamespaceType=namespace/tmpfs | is hidden from tasks by namespace/tmpfs
+26.05.3 | GresTypes=gpu; PrologFlags=Alloc; NamespaceType=namespace/linux | is hidden from tasks by namespace/linux
+22.05.3 | GresTypes=gpu; PrologFlags=Alloc; LaunchParameters=enable_nss_slurm,use_interactive_step | WARN  LaunchParameters has enable_nss_slurm
+26.05.3 | GresTypes=gpu; PrologFlags=Alloc; ProctrackType=proctrack/cgroup | OK    Slurm 26.05 names the cgroup of a job by its SLUID
+25.11.7 | GresTypes=gpu; PrologFlags=Alloc; ProctrackType=proctrack/cgroup | !SLUID
+- | JobContainerType=job_container/tmpfs; grestypes=gpu,shard | WARN  PrologFlags is not set; OK    GresTypes has shard; is hidden from tasks by job_container/tmpfs; OK    UnkillableStepTimeout is 60 s
+- | GresTypes=gpu; PrologFlags=Alloc; unkillablesteptimeout=12 | WARN  UnkillableStepTimeout is 12 s: a step's own daemon gets 6 s of our 20 (deadline_s); 26 s leave it all
+- | PrologFlags=Contain | FAIL  GresTypes has no gpu
+";
+
 #[test]
 fn what_mps_needs_of_slurms_configuration_is_checked() {
-    let hidden = "JobContainerType=job_container/tmpfs\ngrestypes=gpu,shard".to_owned();
-    let namespace = |kind: &str| format!("{GOOD}\nNamespaceType=namespace/{kind}");
-    let short = format!("{GOOD}\nunkillablesteptimeout=12");
-    let prolog = |flags: &str| GOOD.replace("Alloc", flags);
-    let allocates = &[
-        "OK    PrologFlags is",
-        "the prolog runs on each node at the allocation",
-    ][..];
-    let first_step = &["WARN  PrologFlags is"][..];
-    let by_sluid = format!("{GOOD}\nProctrackType=proctrack/cgroup");
-    for (release, conf, lines) in [
-        ("22.05.3", prolog("DeferBatch"), first_step),
-        ("26.05.3", prolog("DeferBatch"), allocates),
-        ("26.05.3", prolog("NoHold,ForceRequeueOnFail"), allocates),
-        ("26.05.3", prolog("X11"), allocates),
-        (
-            "26.05.3",
-            prolog("RunInJob"),
-            &["FAIL  PrologFlags has RunInJob"],
-        ),
-        (
-            "26.05.3",
-            namespace("tmpfs"),
-            &["is hidden from tasks by namespace/tmpfs"],
-        ),
-        (
-            "26.05.3",
-            namespace("linux"),
-            &["is hidden from tasks by namespace/linux"],
-        ),
-        (
-            "22.05.3",
-            format!("{GOOD}\nLaunchParameters=enable_nss_slurm,use_interactive_step"),
-            &["WARN  LaunchParameters has enable_nss_slurm"],
-        ),
-        (
-            "26.05.3",
-            by_sluid.clone(),
-            &["OK    Slurm 26.05 names the cgroup of a job by its SLUID"],
-        ),
-    ] {
-        let cluster = Cluster::of_release(release, &conf);
-        let ran = cluster.check();
-        for line in lines {
-            ran.prints(line);
+    for row in NEEDS.lines().filter(|row| !row.is_empty()) {
+        let [release, conf, said] = row.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{row}")
+        };
+        let conf = conf.replace("; ", "\n");
+        let cluster = match release {
+            "-" => Cluster::new(&conf),
+            _ => Cluster::of_release(release, &conf),
+        };
+        if release == "-" {
+            cluster.enable();
         }
+        let ran = cluster.check();
+        for words in said.split("; ") {
+            match words.strip_prefix('!') {
+                Some(absent) => ran.lacks(absent),
+                None => ran.prints(words),
+            };
+        }
+        assert!(!said.starts_with("FAIL") || ran.code == Some(2), "{ran:?}");
     }
-    Cluster::of_release("25.11.7", &by_sluid)
-        .check()
-        .lacks("SLUID");
+    let by_sluid = format!("{GOOD}\nProctrackType=proctrack/cgroup");
     let by_id = Cluster::of_release("26.05.3", &by_sluid);
     by_id.write("cgroup.conf", "CgroupJobIdPaths=yes\n");
     by_id.check().lacks("SLUID");
-    for (conf, lines) in [
-        (
-            hidden,
-            &[
-                "WARN  PrologFlags is not set",
-                "OK    GresTypes has shard",
-                "is hidden from tasks by job_container/tmpfs",
-                "OK    UnkillableStepTimeout is 60 s",
-            ][..],
-        ),
-        (
-            short,
-            &[
-                "WARN  UnkillableStepTimeout is 12 s: a step's own daemon gets 6 s of our 20 (deadline_s)",
-                "; 26 s leave it all",
-            ],
-        ),
-        (
-            "PrologFlags=Contain".to_owned(),
-            &["FAIL  GresTypes has no gpu"],
-        ),
-    ] {
-        let cluster = Cluster::new(&conf);
-        cluster.enable();
-        let ran = cluster.check();
-        for line in lines {
-            ran.prints(line);
-        }
-        let fails = lines[0].starts_with("FAIL");
-        assert!(!fails || ran.code == Some(2), "{ran:?}");
-    }
 }
