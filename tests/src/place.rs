@@ -235,10 +235,8 @@ impl Place {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
         let above = ["run/jobs", "run/shared"].map(|name| self.path(name));
-        let points = points.map(PathBuf::from);
-        points
-            .filter(|at| above.iter().any(|above| at.starts_with(above)))
-            .collect()
+        let is_below = |at: &PathBuf| above.iter().any(|above| at.starts_with(above));
+        points.map(PathBuf::from).filter(is_below).collect()
     }
 
     /// A Torque prologue with an option that gives the job GPU 0.
@@ -274,10 +272,8 @@ impl Place {
         let nodes = self.path("nodes");
         fs::create_dir_all(&nodes).expect("directory");
         let file = nodes.join(job);
-        let lines: String = gpus
-            .split(',')
-            .map(|gpu| format!("{NODE}-gpu{gpu}\n"))
-            .collect();
+        let lines = gpus.split(',').map(|gpu| format!("{NODE}-gpu{gpu}\n"));
+        let lines: String = lines.collect();
         fs::write(nodes.join(format!("{job}gpu")), lines).expect("GPU file");
         vec![
             ("PBS_NODEFILE", file.display().to_string()),
@@ -351,11 +347,8 @@ impl Place {
     pub fn pids(&self, name: &str) -> Vec<u32> {
         let named =
             |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
-        self.processes()
-            .into_iter()
-            .filter(named)
-            .map(|p| p.pid)
-            .collect()
+        let all = self.processes().into_iter().filter(named);
+        all.map(|p| p.pid).collect()
     }
 
     /// Root's. A job's own `mpsd` asks NVML too.

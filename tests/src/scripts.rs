@@ -74,10 +74,8 @@ pub fn folder() -> PathBuf {
 
 /// All scripts, by name.
 pub fn all() -> Result<Vec<Script>> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder())?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let files = std::fs::read_dir(folder())?.flatten();
+    let mut files: Vec<PathBuf> = files.map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|end| end == "sh"));
     files.sort();
     files.iter().map(|file| Script::read(file)).collect()
@@ -100,9 +98,8 @@ impl Script {
         let words = header("#SBATCH ").with_context(missing)?;
         let value = |key: &str| {
             let found = words.split(' ').find_map(|word| word.strip_prefix(key));
-            found
-                .and_then(|value| value.parse().ok())
-                .with_context(missing)
+            let number = found.and_then(|value| value.parse().ok());
+            number.with_context(missing)
         };
         let (gpus, tasks) = (value("--gres=gpu:")?, value("--ntasks=")?);
         let others = words.split(' ').filter(|word| !word.starts_with("--gres"));
@@ -134,19 +131,12 @@ impl Script {
 
     /// Compares the three runs. The error names every difference.
     pub fn check(&self, three: &Three) -> Result<()> {
-        let wrong: Vec<String> = [
-            self.check_auto(&three.without, &three.auto),
-            self.asked(three),
-        ]
-        .into_iter()
-        .filter_map(|found| found.err().map(|error| error.to_string()))
-        .collect();
-        ensure!(
-            wrong.is_empty(),
-            "{}\nwithout us: {}",
-            wrong.join("\n"),
-            three.without.story()
-        );
+        let auto = self.check_auto(&three.without, &three.auto);
+        let both = [auto, self.asked(three)].into_iter();
+        let wrong = both.filter_map(|found| Some(found.err()?.to_string()));
+        let wrong = wrong.collect::<Vec<_>>().join("\n");
+        let story = three.without.story();
+        ensure!(wrong.is_empty(), "{wrong}\nwithout us: {story}");
         Ok(())
     }
 
@@ -154,20 +144,15 @@ impl Script {
         let same = without.code == auto.code && without.exactly()? == auto.exactly()?;
         ensure!(same, "in auto it differs: {}", auto.story());
         if without.under_mps()? > 0 {
-            let own = without.daemons()? == auto.daemons()?;
+            let (own, said) = (without.daemons()? == auto.daemons()?, &auto.said);
             ensure!(
                 own,
-                "in auto its programs use another MPS than its own: {}",
-                auto.said
+                "in auto its programs use another MPS than its own: {said}"
             );
         }
-        let limit = without.seconds + LONGER_S;
-        ensure!(
-            auto.seconds <= limit,
-            "in auto it takes {} s, without us {} s",
-            auto.seconds,
-            without.seconds
-        );
+        let [took, usual] = [auto, without].map(|outcome| outcome.seconds);
+        let is_quick = took <= usual + LONGER_S;
+        ensure!(is_quick, "in auto it takes {took} s, without us {usual} s");
         Ok(())
     }
 
@@ -178,22 +163,19 @@ impl Script {
         if same && programs.iter().all(|program| program["under_mps"] == true) {
             return Ok(());
         }
-        let errors = || {
-            programs
-                .iter()
-                .filter_map(|program| program["error"].as_str())
-        };
+        let mut errors = programs
+            .iter()
+            .filter_map(|program| program["error"].as_str());
         let right = match &self.asked {
             Asked::Nothing => false,
             Asked::Told(words) => asked.said.lines().any(|line| line.contains(words)),
-            Asked::Error(number) => errors().any(|error| error.starts_with(number)),
+            Asked::Error(number) => errors.any(|error| error.starts_with(number)),
             Asked::Any => true,
         };
+        let (expected, story) = (&self.asked, asked.story());
         ensure!(
             right,
-            "with --mps it differs, {:?} expected: {}",
-            self.asked,
-            asked.story()
+            "with --mps it differs, {expected:?} expected: {story}"
         );
         Ok(())
     }
@@ -215,9 +197,8 @@ impl Asked {
 impl Outcome {
     /// How many programs were clients of an MPS.
     pub fn under_mps(&self) -> Result<usize> {
-        let programs = self.programs()?;
+        let programs = self.programs()?.into_iter();
         Ok(programs
-            .iter()
             .filter(|program| program["under_mps"] == true)
             .count())
     }
@@ -254,15 +235,10 @@ impl Outcome {
         let (ends, others): (Vec<&str>, Vec<&str>) = others.partition(|line| line.contains(EXITED));
         let mut lines: Vec<String> = others.into_iter().map(str::to_owned).collect();
         // srun tells several tasks in one line if they end together.
-        let codes: BTreeSet<&str> = ends
-            .iter()
-            .filter_map(|line| line.split(EXITED).nth(1))
-            .collect();
-        lines.extend(
-            codes
-                .iter()
-                .map(|code| format!("srun: tasks exited with {code}")),
-        );
+        let codes = ends.iter().filter_map(|line| line.split(EXITED).nth(1));
+        for code in codes.collect::<BTreeSet<_>>() {
+            lines.push(format!("srun: tasks exited with {code}"));
+        }
         lines.extend(self.programs()?.iter().map(program));
         lines.sort();
         Ok(lines)
@@ -271,11 +247,8 @@ impl Outcome {
     /// Each line, and for each program its GPUs in their order, and the list that it was given.
     fn exactly(&self) -> Result<Vec<String>> {
         self.lines(|program| {
-            let gpus = self.gpus_of(program);
-            format!(
-                "program: {gpus:?} of {}; {}",
-                program["visible"], program["error"]
-            )
+            let (gpus, list) = (self.gpus_of(program), &program["visible"]);
+            format!("program: {gpus:?} of {list}; {}", program["error"])
         })
     }
 
@@ -296,15 +269,10 @@ impl Outcome {
                 None => counted.push((line, 1)),
             }
         }
-        let lines: Vec<String> = counted
+        let lines = counted
             .iter()
-            .map(|(line, count)| format!("  {count} x {line}"))
-            .collect();
-        format!(
-            "exit {}, {} s\n{}",
-            self.code,
-            self.seconds,
-            lines.join("\n")
-        )
+            .map(|(line, count)| format!("\n  {count} x {line}"));
+        let lines: String = lines.collect();
+        format!("exit {}, {} s{lines}", self.code, self.seconds)
     }
 }
