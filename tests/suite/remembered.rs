@@ -123,13 +123,13 @@ fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
 
 #[test]
 fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
-    for (account, state) in [
-        ("MPS=true,MPS_MEM=20G", RecordState::Refused),
-        ("MPS=auto", RecordState::Unneeded),
+    for (account, capability, state) in [
+        ("MPS=true,MPS_MEM=20G", (9, 0), RecordState::Refused),
+        ("MPS=auto", (6, 1), RecordState::Unneeded),
     ] {
         let scenario = Scenario::new("second", account, 1)
             .tasks(20)
-            .gpus(|gpus| (gpus[0].capability, gpus[0].memory_mib) = ((6, 1), Some(16_000)))
+            .gpus(|gpus| (gpus[0].capability, gpus[0].memory_mib) = (capability, Some(16_000)))
             .recorded()
             .remembered(|gpu| (gpu.capability, gpu.memory_mib) = ((9, 0), Some(80_000)));
         let world = scenario.node();
