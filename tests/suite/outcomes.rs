@@ -7,7 +7,7 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Sim, Trouble, paths};
+use tests::sim::{Sim, paths};
 
 use crate::crash::{before, restored, shared};
 

@@ -1,7 +1,6 @@
 //! A user or a stranger keeps the locks of directories and files that root must change. No program
 //! waits for such a lock.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Older, Small, alone};
 use tests::stage::{THREE, USER, as_user, chmod};
 
-use super::{ACCOUNT, CONFIG, served};
+use super::{ACCOUNT, CONFIG};
 
 /// What an end says of a directory that it cannot remove.
 const CANNOT_CLEAN: &str = "cannot clean the user's directory";
