@@ -58,12 +58,11 @@ const IDLE: &str = "slurmctld slurmd munge serial-getty@ttyS0 getty@tty1";
 /// On the host stay: cells that no cgroup, mount, unit or kernel can change, and those of nodes that
 /// a booted one is not: where nobody looks again (`second_look`), with two processors
 /// (`a_child_that_its_user_stops`), or where another log than journald hears (`confined::a_user`).
-const MACHINES: [&[(&str, &str)]; 3] = [
+const MACHINES: [&[(&str, &str)]; 2] = [
     &[(
         "slurm",
-        "shared:: leftovers:: auto_shards_confined:: devices_reversed::",
+        "shared:: leftovers:: auto_shards_confined:: devices_reversed:: shared_cgroups:: shared_sluids::",
     )],
-    &[("slurm", "shared_cgroups:: shared_sluids::")],
     &[
         (
             "mpsd_sys",

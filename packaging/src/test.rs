@@ -26,7 +26,7 @@ const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits::
 
 /// The cells that also run on Debian 13's Slurm: all that depend on where Slurm is, in less than
 /// three minutes.
-const NEWER: &str = "matrix_confined configless stack shared_cgroups shared_several";
+const NEWER: &str = "matrix_confined configless shared_cgroups shared_several";
 
 /// What procps or systemd sets on every booted Debian, and so on a site's nodes.
 const BOOTED: [(&str, &str); 3] = [
