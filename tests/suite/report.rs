@@ -505,16 +505,6 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
 }
 
 #[test]
-fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
-    let place = with_job("[reports]\nkeep = 0\n", "420.srv", "MPS=true");
-    place.assert_ends_clean("420.srv", "a site without reports");
-    place.configure("");
-    place.begin("421.srv", "a_project", "0");
-    place.assert_ends_clean("421.srv", "a job without MPS");
-    assert_eq!(files(&place), Vec::<PathBuf>::new());
-}
-
-#[test]
 fn a_report_that_cannot_be_written_does_not_fail_an_end() {
     let place = Place::new(fast(1), "");
     // A file in place of the directory.
@@ -584,6 +574,8 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
         ] {
             assert!(told.iter().all(|line| line.contains(words)), "{told:?}");
         }
+        let is_kept = !config.contains("keep = 0");
+        assert_eq!(!files(&place).is_empty(), is_kept, "{config}");
         place.assert_as_before("a job with a paragraph");
     }
 }
