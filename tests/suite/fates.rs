@@ -21,8 +21,10 @@ const FATES: &str = "
 1 MPS=true torque sister | fault | 0 fault | failed | 1 0 0 0 | 2 |
 1 MPS=true torque sister | fault, deaf | 2 fault | - | 0 0 1 0 | 2 |
 # OpenPBS's hook does not let this try count: the user had nothing there.
-1 MPS=true torque recorded | undetermined, full | 2 undetermined | - | 0 0 1 0 | 1 | record for the job's tasks; !script
-1 MPS=true openpbs recorded | undetermined, full | 3 undetermined | - | 0 0 1 1 | 1 | record for the job's tasks; !script
+1 MPS=true torque recorded | undetermined, full | 2 undetermined | - | 0 0 1 0 | 1 | record for \
+    the job's tasks; !script
+1 MPS=true openpbs recorded | undetermined, full | 3 undetermined | - | 0 0 1 1 | 1 | record for \
+    the job's tasks; !script
 # OpenPBS tries it again, and its administrator would not hear of it.
 1 MPS=true openpbs recorded | undetermined | 3 undetermined | failed | 0 0 1 1 | 1 |
 1 MPS=true openpbs recorded config=[drain]; enabled = false | undetermined | 3 undetermined | failed | 0 0 1 0 | 1 |
@@ -58,8 +60,10 @@ const FATES: &str = "
 # A job that its site brought in could notice its MPS.
 2 MPS=auto recorded tasks=4 site | well | 0 | ready | 0 0 0 0 | 0 |
 2 MPS=auto recorded tasks=4 site script=mpirun -n 4 ./prog | well | 0 | ready | 0 0 0 0 | 0 |
-2 MPS=auto recorded tasks=4 site script=nvidia-cuda-mps-control -d; mpirun ./prog | well | 0 | unneeded | 0 0 0 0 | 0 | nvidia-cuda-mps
-2 MPS=auto recorded tasks=4 site script=for i in $(seq 56); do ./prog & done | well | 0 | unneeded | 0 0 0 0 | 0 | names no mpirun
+2 MPS=auto recorded tasks=4 site script=nvidia-cuda-mps-control -d; mpirun ./prog | well | 0 | \
+    unneeded | 0 0 0 0 | 0 | nvidia-cuda-mps
+2 MPS=auto recorded tasks=4 site script=for i in $(seq 56); do ./prog & done | well | 0 | \
+    unneeded | 0 0 0 0 | 0 | names no mpirun
 2 MPS=auto recorded tasks=4 site script= | well | 0 | unneeded | 0 0 0 0 | 0 | names no mpirun
 1 MPS=auto recorded tasks=49 site | well | 0 | unneeded | 0 0 0 0 | 0 | a GPU takes 48 of its 49 tasks
 2 MPS=auto recorded tasks=49 site | well | 0 | unneeded | 0 0 0 0 | 0 | a GPU takes 48 of its 49 tasks
@@ -67,7 +71,9 @@ const FATES: &str = "
 2 MPS=auto recorded tasks=4 site config=[defaults]; mode = 'per-gpu' | well | 0 | ready | 0 0 0 0 | 0 |
 2 MPS=per-gpu recorded tasks=4 site | well | 0 refusal | unneeded | 0 0 0 0 | 0 | a daemon for each GPU
 4 MPS=auto recorded tasks=4 listed=0,1 site | well | 0 | unneeded | 0 0 0 0 | 0 | the numbers of its own would change
-4 MPS=auto recorded tasks=4 listed=GPU-00000000-0000-4000-8000-000000000000,GPU-00000001-0000-4000-8000-000000000000 site | well | 0 | ready | 0 0 0 0 | 0 |
+4 MPS=auto recorded tasks=4 \
+    listed=GPU-00000000-0000-4000-8000-000000000000,GPU-00000001-0000-4000-8000-000000000000 site \
+    | well | 0 | ready | 0 0 0 0 | 0 |
 2 MPS=auto recorded tasks=4 divided=1:0/1 site | well | 0 | ready | 0 0 0 0 | 0 |
 2 MPS=auto recorded tasks=2 site | well | 0 | unneeded | 0 0 0 0 | 0 | 2 tasks on 2 GPUs
 1 MPS=auto recorded tasks=2 torque unattached site | well | 0 | unneeded | 0 0 0 0 | 0 | no starter

@@ -245,16 +245,21 @@ fn a_node_without_slurmd_and_one_without_the_plugins_file_are_told() {
 const NEEDS: &str = "
 22.05.3 | GresTypes=gpu; PrologFlags=DeferBatch | WARN  PrologFlags is
 26.05.3 | GresTypes=gpu; PrologFlags=DeferBatch | OK    PrologFlags is; the prolog runs on each node at the allocation
-26.05.3 | GresTypes=gpu; PrologFlags=NoHold,ForceRequeueOnFail | OK    PrologFlags is; the prolog runs on each node at the allocation
+26.05.3 | GresTypes=gpu; PrologFlags=NoHold,ForceRequeueOnFail | OK    PrologFlags is; the prolog \
+    runs on each node at the allocation
 26.05.3 | GresTypes=gpu; PrologFlags=X11 | OK    PrologFlags is; the prolog runs on each node at the allocation
 26.05.3 | GresTypes=gpu; PrologFlags=RunInJob | FAIL  PrologFlags has RunInJob
 26.05.3 | GresTypes=gpu; PrologFlags=Alloc; NamespaceType=namespace/tmpfs | is hidden from tasks by namespace/tmpfs
 26.05.3 | GresTypes=gpu; PrologFlags=Alloc; NamespaceType=namespace/linux | is hidden from tasks by namespace/linux
-22.05.3 | GresTypes=gpu; PrologFlags=Alloc; LaunchParameters=enable_nss_slurm,use_interactive_step | WARN  LaunchParameters has enable_nss_slurm
-26.05.3 | GresTypes=gpu; PrologFlags=Alloc; ProctrackType=proctrack/cgroup | OK    Slurm 26.05 names the cgroup of a job by its SLUID
+22.05.3 | GresTypes=gpu; PrologFlags=Alloc; \
+    LaunchParameters=enable_nss_slurm,use_interactive_step | WARN  LaunchParameters has enable_nss_slurm
+26.05.3 | GresTypes=gpu; PrologFlags=Alloc; ProctrackType=proctrack/cgroup | OK    Slurm 26.05 \
+    names the cgroup of a job by its SLUID
 25.11.7 | GresTypes=gpu; PrologFlags=Alloc; ProctrackType=proctrack/cgroup | !SLUID
-- | JobContainerType=job_container/tmpfs; grestypes=gpu,shard | WARN  PrologFlags is not set; OK    GresTypes has shard; is hidden from tasks by job_container/tmpfs; OK    UnkillableStepTimeout is 60 s
-- | GresTypes=gpu; PrologFlags=Alloc; unkillablesteptimeout=12 | WARN  UnkillableStepTimeout is 12 s: a step's own daemon gets 6 s of our 20 (deadline_s); 26 s leave it all
+- | JobContainerType=job_container/tmpfs; grestypes=gpu,shard | WARN  PrologFlags is not set; \
+    OK    GresTypes has shard; is hidden from tasks by job_container/tmpfs; OK    UnkillableStepTimeout is 60 s
+- | GresTypes=gpu; PrologFlags=Alloc; unkillablesteptimeout=12 | WARN  UnkillableStepTimeout is \
+    12 s: a step's own daemon gets 6 s of our 20 (deadline_s); 26 s leave it all
 - | PrologFlags=Contain | FAIL  GresTypes has no gpu
 ";
 
