@@ -25,28 +25,23 @@ fn assert_served(place: &Place, job: &str) {
     assert_eq!(place.served(job, &[]).json()["sms"], 32);
 }
 
-/// A site's own daemon, for example. The name of another user's program is nothing for the job's
-/// user.
+/// The name of another user's program is nothing for the job's user. Root's is named
+/// (`doctor::a_daemon_of_roots`).
 #[test]
-fn who_holds_an_exclusive_gpu_is_named_if_it_is_roots() {
+fn another_user_who_holds_an_exclusive_gpu_is_told_by_the_process_alone() {
     let place = Place::new(fast(1), CONFIG);
     let gpu = place.node.uuids()[0].clone();
     place.node.set_mode(&gpu, "exclusive_process");
-    for (user, words) in [
-        ("root", "root's sleep (process "),
-        (OTHER_USER, ", and process "),
-    ] {
-        let holder = holder(&place, user);
-        let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
-        failed
-            .complains(&gpu)
-            .complains(format!("{words}{}", holder.pid()))
-            .complains("set the mode to DEFAULT");
-        assert_eq!(failed.err.contains("sleep"), user == "root", "{failed:?}");
-        place.torque_end("62.srv").ok();
-        place.assert_not_drained(user);
-        drop(holder);
-    }
+    let holder = holder(&place, OTHER_USER);
+    let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
+    failed
+        .complains(&gpu)
+        .complains(format!(", and process {}", holder.pid()))
+        .complains("set the mode to DEFAULT")
+        .lacks("sleep");
+    place.torque_end("62.srv").ok();
+    place.assert_not_drained("another user's program");
+    drop(holder);
     place.begin("63.srv", ACCOUNT, "0");
     place.end("63.srv");
     assert_eq!(place.node.modes(), ["exclusive_process"], "the site's mode");
