@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use assert_cmd::assert::OutputAssertExt as _;
+
 fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -40,12 +42,7 @@ fn dist(name: &str, words: &[&str]) -> PathBuf {
     let out = target(name);
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.arg("dist").arg("--out").arg(&out).args(words);
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "cargo xtask dist: {}",
-        said(&output)
-    );
+    run(&mut command);
     out
 }
 
@@ -88,10 +85,8 @@ fn said(output: &Output) -> String {
 
 #[track_caller]
 fn run(command: &mut Command) -> String {
-    let output = command.output();
-    let output = output.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    String::from_utf8(output.stdout).unwrap()
+    let ran = command.assert().success();
+    String::from_utf8(ran.get_output().stdout.clone()).unwrap()
 }
 
 /// The directory that `make` fills. It is made again if `wanted` changes or the last attempt did

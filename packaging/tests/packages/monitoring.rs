@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use assert_cmd::assert::OutputAssertExt as _;
 use serde_json::Value;
 
 use crate::guide::commands;
@@ -87,12 +88,9 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     write(cluster);
     let page = cluster.at(&format!("{TEXTFILES}/mpsd.prom"));
     let mut check = Command::new(&promtool);
-    check
-        .args(["check", "metrics"])
-        .stdin(fs::File::open(&page).unwrap());
-    let checked = check.output().unwrap();
-    let silent = checked.stderr.is_empty() && checked.stdout.is_empty();
-    assert!(checked.status.success() && silent, "{}", said(&checked));
+    check.args(["check", "metrics"]);
+    let checked = check.stdin(fs::File::open(&page).unwrap()).assert();
+    checked.success().stdout("").stderr("");
 
     let _servers = start(cluster, &bin, &dir, &rules);
     let tells = |machine: &Machine, expression: &str, what: &str| {

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use assert_cmd::assert::OutputAssertExt as _;
+use predicates::str::contains;
+
 use crate::guide::commands;
 use crate::install::distribution;
 use crate::machine::Machine;
@@ -90,11 +93,9 @@ fn a_key_with_a_passphrase_is_refused_first() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.args(["dist", "--packed", "--out"]).arg(packages());
     command.arg("--repository").arg(&dir).args(["--key", KEY]);
-    let refused = command.env("GNUPGHOME", &keys.0).output().unwrap();
-    let why = said(&refused);
-    assert!(!refused.status.success(), "{why}");
-    assert!(why.contains("a secret key without a passphrase"), "{why}");
-    assert!(!dir.exists(), "it was begun: {why}");
+    let refused = command.env("GNUPGHOME", &keys.0).assert().failure();
+    refused.stderr(contains("a secret key without a passphrase"));
+    assert!(!dir.exists(), "it was begun");
 }
 
 pub fn place(root: &Root) {
