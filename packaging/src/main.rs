@@ -77,8 +77,8 @@ impl Verb {
 }
 
 /// What the benchmark starts: the product and the doubles, without what only packages need.
-const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p mpsd-ctl -p runner -p nvml-stub \
-                        -p container-stub -p tests";
+const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p mpsd-ctl -p runner -p nvml-double \
+                        -p container-double -p tests";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse().verb) {

@@ -74,7 +74,7 @@ fn run_all(product: Product, run: usize, all: &[Script]) -> Vec<Outcome> {
 fn furnish(c: &mut Cluster) {
     let node = &mut c.nodes[0];
     let gpu = format!("/var/srv/pbs/gpu-{}", node.name);
-    let client = format!("#!/bin/sh\nexec {gpu}/fake-cuda-client --node {gpu} \"$@\"\n");
+    let client = format!("#!/bin/sh\nexec {gpu}/cuda-client-double --node {gpu} \"$@\"\n");
     node.write("/usr/bin/cuda-app", &client, 0o755);
     node.sh(&format!("ln -s {gpu}/nvidia-cuda-mps-control /usr/bin/"));
     for name in STAND_INS {

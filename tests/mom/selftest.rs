@@ -17,7 +17,7 @@ fn start(c: &mut Cluster, words: &[&str]) -> i32 {
 fn start_at(c: &mut Cluster, home: &str, words: &[&str]) -> i32 {
     c.open_to_users();
     let gpu = "/var/srv/pbs/gpu-nodea";
-    let probe = format!("#!/bin/sh\nexec {gpu}/fake-cuda-client --node {gpu} \"$@\"\n");
+    let probe = format!("#!/bin/sh\nexec {gpu}/cuda-client-double --node {gpu} \"$@\"\n");
     c.nodes[0].write("/usr/bin/mps-probe", &probe, 0o755);
     let argv = [&["/usr/bin/mpsctl", "selftest"], words].concat();
     let said = || Stream::File(SAID.to_owned());

@@ -142,7 +142,7 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
         // The job's client has lost its parent and still works. The job's end ends this client, and
         // not the other's.
         ends_at_work(c, &jobs[0]);
-        let clients = c.nodes[0].sh("ps -eo args= | grep -c '^[^ ]*/fake-cuda-client'");
+        let clients = c.nodes[0].sh("ps -eo args= | grep -c '^[^ ]*/cuda-client-double'");
         assert_eq!(clients.trim(), "1");
         assert_eq!(c.nodes[0].wait(works[1], 0), Ended::Running);
         assert_eq!(shared_daemon(c, &jobs[1]), daemon);

@@ -32,7 +32,7 @@ pub const GROUP: Group = Group {
 /// The double of pyxis, and our second line after it.
 fn prepare(bed: &mut Bed) -> Result<Simulated> {
     let nodes = Simulated::install(bed, "", |node| node)?;
-    let double = install_plugin_double(bed, "libcontainer_stub.so")?;
+    let double = install_plugin_double(bed, "libcontainer_double.so")?;
     // A runtime that shows what it was to run.
     fs::write(
         bed.dir().join("etc/oci.conf"),

@@ -78,7 +78,7 @@ impl Holder {
         command.env_clear().uid(cell.user.uid).gid(cell.user.gid);
         command
             .env(variable.0, variable.1)
-            .env("FAKE_MPS_HANGS_IN", at.join(FILE));
+            .env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
         let process = command.stdin(Stdio::null()).spawn()?;
         let holder = Holder {
             hung: Some(hung),
@@ -114,7 +114,7 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
     let Some(holder) = Holder::start(
         cell,
         "fuse",
-        ("FAKE_MPS_WRITES", &step.join("log/control.log")),
+        ("MPS_DOUBLE_WRITES", &step.join("log/control.log")),
     )?
     else {
         return cell.idle();
@@ -167,7 +167,7 @@ fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> 
     let mut kept = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         let pipe = step.join("pipe");
-        match Holder::start(cell, &format!("fuse-{number}"), ("FAKE_MPS_LISTS", &pipe))? {
+        match Holder::start(cell, &format!("fuse-{number}"), ("MPS_DOUBLE_LISTS", &pipe))? {
             Some(holder) => kept.push(holder),
             None => break,
         }

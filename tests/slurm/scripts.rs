@@ -173,7 +173,7 @@ fn programs(node: &Path) -> Result<()> {
         bin.join("nvidia-cuda-mps-control"),
     )?;
     let client = format!(
-        "#!/bin/sh\nexec {0}/fake-cuda-client --node {0} \"$@\"\n",
+        "#!/bin/sh\nexec {0}/cuda-client-double --node {0} \"$@\"\n",
         node.display()
     );
     fs::write(bin.join("cuda-app"), client)?;

@@ -78,7 +78,7 @@ fn name_cgroups_by_sluid(bed: &mut Bed) -> Result<()> {
         .cgroup()
         .context("this machine has no cgroup to make others in")?;
     let cgroup = cgroup.join("node1").display().to_string();
-    let double = install_plugin_double(bed, "libsluid_stub.so")?;
+    let double = install_plugin_double(bed, "libsluid_double.so")?;
     let options = bed.options_mut();
     let own = options.plugin.take().context("no plugin of ours")?;
     let words = std::mem::take(&mut options.plugin_arguments).join(" ");

@@ -162,8 +162,8 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
             Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
         };
         let mut command = as_user(USER, place.node.control());
-        command.env_clear().env("FAKE_MPS_LISTS", &pipe);
-        command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
+        command.env_clear().env("MPS_DOUBLE_LISTS", &pipe);
+        command.env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
         // The file system is dropped first, because nothing else ends the process.
         let mut both = (hung, Running::start(command.stdin(device)));
         drop(command);

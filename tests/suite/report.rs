@@ -412,8 +412,8 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         let lock = Running::start(lock.args(["-s", &file, "/bin/sleep", "30"]));
         let kept = place.hung("fuse", Hung::over_reads).map(|(at, hung)| {
             let mut command = as_user(USER, place.node.control());
-            command.env_clear().env("FAKE_MPS_READS", &file);
-            command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
+            command.env_clear().env("MPS_DOUBLE_READS", &file);
+            command.env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
             let holder = Running::start(command.stdin(Stdio::null()));
             eventually("the read hangs", || hung.holds_somebody());
             (hung, holder)

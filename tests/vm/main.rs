@@ -20,7 +20,7 @@ use tests::slurm::{Record, SIMULATED_MAJOR, SITE};
 /// Where the machine has the packages.
 const PACKAGES: &str = "/disk/packages";
 const VENDOR: &str = "/var/opt/vendor";
-const CLIENT: &str = "/var/opt/vendor/fake-cuda-client --node /var/opt/vendor";
+const CLIENT: &str = "/var/opt/vendor/cuda-client-double --node /var/opt/vendor";
 const USER: &str = "games";
 const HOME: &str = "/home/games";
 /// The home of the daemons' cgroups.

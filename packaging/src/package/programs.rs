@@ -103,7 +103,7 @@ pub fn build(machine: Machine, quick: bool) -> Result<Command> {
     let mut command = portable(machine, quick, "zigbuild")?;
     command.args(SHIPPED.split(' '));
     if quick {
-        command.args(["-p", "nvml-stub"]);
+        command.args(["-p", "nvml-double"]);
     }
     Ok(command)
 }

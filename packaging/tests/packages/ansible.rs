@@ -449,12 +449,12 @@ while :; do sleep 1000 & wait; done
 "#;
 
 fn pbs(root: &Root) {
-    let fake = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("fake-pbs");
+    let double = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("pbs-double");
     for product in ["torque", "pbs"] {
         fs::create_dir_all(root.at(&format!("/opt/{product}/bin"))).unwrap();
         for name in ["qmgr", "pbsnodes", "qstat"] {
             let to = root.at(&format!("/opt/{product}/bin/{name}"));
-            tests::double::copy_program(&fake, &to).unwrap();
+            tests::double::copy_program(&double, &to).unwrap();
         }
     }
     root.write("/var/srv/pbs/server", HOST);

@@ -142,7 +142,7 @@ fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
 }
 
 fn nvml_for_arm64() -> PathBuf {
-    target("..").join(TRIPLE).join("debug/libnvml_stub.so")
+    target("..").join(TRIPLE).join("debug/libnvml_double.so")
 }
 
 /// In a copy of this machine's system, with the package's files and nothing else of the package.

@@ -14,7 +14,7 @@ use crate::{open_to_all, run, said};
 
 pub const USER: &str = "worker";
 pub const VENDOR: &str = "/var/opt/vendor";
-pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
+pub const CLIENT: [&str; 3] = ["/var/opt/vendor/cuda-client-double", "--node", VENDOR];
 /// The vendor's parts in the configuration: the only difference from a node with GPUs.
 pub const KEYS: &str = "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
@@ -114,7 +114,7 @@ fn gpus(root: &Root, name: &str) -> NodeDouble {
 }
 
 pub fn build_doubles() {
-    let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("fake-mps-control");
+    let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("mps-control-double");
     if !program.exists() {
         run(Command::new(env!("CARGO")).args(["build", "--workspace", "--lib", "--bins"]));
     }

@@ -1,6 +1,6 @@
 //! Jobs that a site brought in: nothing of MPS that they could notice.
 
-use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, path_of, record};
+use super::double::{BATCH, INTERACTIVE, NodeDouble, Process, SlurmDouble, path_of, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::by_site::BySite;
@@ -23,21 +23,21 @@ fn of_site(state: RecordState) -> Record {
 }
 
 /// A node on which the site has given job 4711 MPS, with a batch script and the wrapper of a step.
-fn node(script: &'static str, wrapper: &'static str) -> FakeNode {
-    let mut node = FakeNode::new().with_record(of_site(RecordState::Ready));
+fn node(script: &'static str, wrapper: &'static str) -> NodeDouble {
+    let mut node = NodeDouble::new().with_record(of_site(RecordState::Ready));
     node.texts = [(SCRIPT, script), ("./wrapper.sh", wrapper)].into();
     node
 }
 
-fn step(tasks: u32) -> FakeSlurm {
-    let slurm = FakeSlurm::step(3).with(Item::LocalTasks, tasks);
+fn step(tasks: u32) -> SlurmDouble {
+    let slurm = SlurmDouble::step(3).with(Item::LocalTasks, tasks);
     let mut slurm = slurm.with(Item::TaskId, 0);
     slurm.step_command = ["./wrapper.sh", "a"].map(str::to_owned).to_vec();
     slurm
 }
 
-fn batch() -> FakeSlurm {
-    let slurm = FakeSlurm::step(BATCH).with(Item::LocalTasks, 1);
+fn batch() -> SlurmDouble {
+    let slurm = SlurmDouble::step(BATCH).with(Item::LocalTasks, 1);
     let mut slurm = slurm.with(Item::TaskId, 0).job(GPUS, "0,1");
     slurm.step_command = vec![SCRIPT.to_owned()];
     slurm
@@ -46,7 +46,7 @@ fn batch() -> FakeSlurm {
 /// Whether the task is attached. It runs with its own words for its GPUs, and its user reads
 /// nothing.
 #[track_caller]
-fn is_attached(slurm: FakeSlurm, node: &FakeNode) -> bool {
+fn is_attached(slurm: SlurmDouble, node: &NodeDouble) -> bool {
     let before = slurm.job_env.clone();
     let (mut process, _) = Process::begin(slurm, node, "", "");
     assert_eq!(process.call(Callback::TaskInit), Verdict::Continue);
@@ -151,7 +151,7 @@ fn a_script_that_starts_programs_without_a_launcher_has_none_and_its_steps_have(
     assert!(is_attached(step(4), &node));
     let node = self::node("mpirun -n 4 a", "exec a");
     assert!(is_attached(batch(), &node));
-    let shell = FakeSlurm::step(INTERACTIVE).with(Item::TaskId, 0);
+    let shell = SlurmDouble::step(INTERACTIVE).with(Item::TaskId, 0);
     assert!(!is_attached(shell, &node));
 }
 
@@ -161,7 +161,7 @@ fn a_step_after_the_daemons_end_or_a_failed_start_runs_without_mps() {
     gone.ended = vec!["/run/mpsd/jobs/4711/pipe"];
     assert!(!is_attached(step(4), &gone));
     for state in [RecordState::Failed, RecordState::Refused] {
-        let node = FakeNode::new().with_record(of_site(state));
+        let node = NodeDouble::new().with_record(of_site(state));
         assert!(!is_attached(step(4), &node), "{state:?}");
     }
 }
@@ -179,8 +179,8 @@ fn a_step_whose_user_asks_is_as_in_any_job() {
 /// srun gives the flags of its last component to the steps of all.
 #[test]
 fn only_the_step_whose_user_asks_is_free_of_these_rules() {
-    let left_out = |slurm: FakeSlurm| {
-        let node = FakeNode::new().with_record(of_site(RecordState::Unneeded));
+    let left_out = |slurm: SlurmDouble| {
+        let node = NodeDouble::new().with_record(of_site(RecordState::Unneeded));
         let (process, _) = Process::begin(slurm.job(PIPE, "/tmp/own"), &node, "", "mps");
         let lines = process.slurm.at_level(Level::Info);
         lines.iter().any(|line| line.contains("auto: no MPS"))
@@ -191,7 +191,7 @@ fn only_the_step_whose_user_asks_is_free_of_these_rules() {
 
 #[test]
 fn a_step_of_its_own_is_begun_in_the_sites_name_and_not_beside_the_users_own() {
-    let unneeded = || FakeNode::new().with_record(of_site(RecordState::Unneeded));
+    let unneeded = || NodeDouble::new().with_record(of_site(RecordState::Unneeded));
     let node = unneeded();
     let _ = Process::begin(step(4), &node, "", "");
     assert!(node.words().ends_with("--by-site"), "{}", node.words());

@@ -1,6 +1,6 @@
 //! What the user of a task that has ended is told of its MPS.
 
-use super::fake::{BATCH, FakeNode, FakeSlurm, Process, ended, record};
+use super::double::{BATCH, NodeDouble, Process, SlurmDouble, ended, record};
 use crate::handle::{Item, Level};
 use crate::plugin::Callback;
 use mpsd_core::by_site::BySite;
@@ -12,7 +12,7 @@ use mpsd_core::usage::{GpuUsage, Usage};
 const LOST: &str = "server 12 died";
 
 /// A slurmstepd whose four tasks have begun; then its node has last words.
-fn begin<'a>(slurm: FakeSlurm, node: &'a FakeNode, flags: &str) -> Process<'a> {
+fn begin<'a>(slurm: SlurmDouble, node: &'a NodeDouble, flags: &str) -> Process<'a> {
     let process = Process::begin(slurm, node, "", flags).0;
     *node.words.borrow_mut() = vec![LOST];
     process
@@ -32,8 +32,8 @@ fn told(process: &Process) -> Vec<String> {
 #[test]
 fn the_first_task_that_fails_is_told_why_and_no_other_is() {
     for step in [0, BATCH] {
-        let node = FakeNode::ready();
-        let mut process = begin(FakeSlurm::step(step), &node, "mps");
+        let node = NodeDouble::ready();
+        let mut process = begin(SlurmDouble::step(step), &node, "mps");
         exit(&mut process, &[0]);
         assert!(process.slurm.is_silent(), "it ended well");
         exit(&mut process, &[256, 256]);
@@ -41,8 +41,9 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
         assert_eq!(told(&process), [line]);
     }
     // Also of a daemon of the step's own.
-    let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
-    let mut process = begin(FakeSlurm::step(3), &node, "mps");
+    let node =
+        NodeDouble::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
+    let mut process = begin(SlurmDouble::step(3), &node, "mps");
     exit(&mut process, &[256]);
     assert_eq!(told(&process).len(), 1);
 }
@@ -52,10 +53,10 @@ fn a_job_that_its_site_brought_in_reads_nothing_unless_its_step_asks() {
     for (flags, lines) in [("", 0), ("mps", 2)] {
         let mut of_site = record("4711", RecordState::Ready);
         (of_site.by_site, of_site.report) = (Some(BySite::default()), true);
-        let mut node = FakeNode::under("").with_record(of_site);
+        let mut node = NodeDouble::under("").with_record(of_site);
         node.settings.as_mut().unwrap().defaults.report = Some(true);
         node.observations = Some(Observations::default());
-        let mut process = begin(FakeSlurm::step(0), &node, flags);
+        let mut process = begin(SlurmDouble::step(0), &node, flags);
         exit(&mut process, &[0, 0, 256, 9]);
         assert_eq!(told(&process).len(), lines, "{flags}: {:?}", told(&process));
     }
@@ -63,8 +64,8 @@ fn a_job_that_its_site_brought_in_reads_nothing_unless_its_step_asks() {
 
 #[test]
 fn the_last_task_waits_for_what_mpsd_has_not_read_yet() {
-    let node = FakeNode::ready();
-    let mut process = begin(FakeSlurm::step(0), &node, "mps");
+    let node = NodeDouble::ready();
+    let mut process = begin(SlurmDouble::step(0), &node, "mps");
     node.words.take();
     exit(&mut process, &[9; 3]);
     assert!(process.slurm.is_silent());
@@ -77,8 +78,8 @@ fn the_last_task_waits_for_what_mpsd_has_not_read_yet() {
 #[test]
 fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_one_read_if_it_fails() {
     for step in [0, BATCH] {
-        let node = FakeNode::new();
-        let mut process = begin(FakeSlurm::step(step), &node, "");
+        let node = NodeDouble::new();
+        let mut process = begin(SlurmDouble::step(step), &node, "");
         let before = node.reads.get();
         exit(&mut process, &[0; 4]);
         assert_eq!(node.reads.get(), before);
@@ -95,10 +96,10 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
     for (flags, uid) in [("mps=off", 1000), ("", 1001), ("mps", 1001)] {
         let mut own = record("4711", RecordState::Ready);
         own.report = true;
-        let mut node = FakeNode::new().with_record(own);
+        let mut node = NodeDouble::new().with_record(own);
         node.observations = Some(Observations::default());
         node.settings.as_mut().unwrap().defaults.report = Some(true);
-        let slurm = FakeSlurm::step(0).with(Item::JobUid, uid);
+        let slurm = SlurmDouble::step(0).with(Item::JobUid, uid);
         let slurm = slurm.with(Item::TaskPid, 8349);
         let mut process = begin(slurm, &node, flags);
         exit(&mut process, &[256, 256, 9, 9]);
@@ -136,9 +137,9 @@ fn seen(clients: u64) -> (Record, Observations) {
 fn told_of(step: u32, flags: &str, clients: u64, change: impl FnOnce(&mut Record)) -> Vec<String> {
     let (mut own, observed) = seen(clients);
     change(&mut own);
-    let mut node = FakeNode::new().with_record(own);
+    let mut node = NodeDouble::new().with_record(own);
     node.observations = Some(observed);
-    let slurm = FakeSlurm::step(step).with(Item::TaskGlobalId, 0);
+    let slurm = SlurmDouble::step(step).with(Item::TaskGlobalId, 0);
     let mut process = begin(slurm, &node, flags);
     exit(&mut process, &[0; 4]);
     told(&process)
@@ -161,9 +162,9 @@ fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none(
     ] {
         let (mut own, observed) = seen(clients);
         (own.summary, own.shared) = (summary, shared);
-        let mut node = FakeNode::new().with_record(own);
+        let mut node = NodeDouble::new().with_record(own);
         node.observations = Some(observed);
-        let mut process = begin(FakeSlurm::step(step), &node, "mps");
+        let mut process = begin(SlurmDouble::step(step), &node, "mps");
         for task in 0..4 {
             process.slurm.items.insert(Item::TaskGlobalId, rank + task);
             assert!(told(&process).is_empty(), "only at the end");
@@ -211,9 +212,9 @@ fn a_job_with_a_script_ends_with_it() {
 #[test]
 fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
     for (step, of) in [(0, Some(0)), (7, Some(7)), (BATCH, None)] {
-        let mut node = FakeNode::ready();
+        let mut node = NodeDouble::ready();
         node.oom_kills = 3;
-        let mut process = begin(FakeSlurm::step(step), &node, "mps");
+        let mut process = begin(SlurmDouble::step(step), &node, "mps");
         // SIGKILL, ended well, failed, SIGSEGV with a core; 137 is a shell's code for a signal.
         for (rank, status) in [(3, 9), (4, 0), (5, 256), (6, 128 + 11), (7, 137 << 8)] {
             let ids = [(Item::TaskGlobalId, rank), (Item::TaskPid, 8349 + rank)];

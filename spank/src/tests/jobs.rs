@@ -1,20 +1,20 @@
 //! job_prolog and job_epilog.
 
-use super::fake::{FakeNode, FakeSlurm, Process, ended, path_of, record};
+use super::double::{NodeDouble, Process, SlurmDouble, ended, path_of, record};
 use crate::handle::{Context, ProgramResult, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
 
-fn script() -> FakeSlurm {
-    FakeSlurm::new(Context::JobScript)
+fn script() -> SlurmDouble {
+    SlurmDouble::new(Context::JobScript)
 }
 
-fn asking() -> FakeSlurm {
+fn asking() -> SlurmDouble {
     script().asking("mps=(null) mps-threads=25")
 }
 
-fn prolog(slurm: FakeSlurm, node: &FakeNode) -> (Verdict, FakeSlurm) {
+fn prolog(slurm: SlurmDouble, node: &NodeDouble) -> (Verdict, SlurmDouble) {
     let mut process = Process::new(slurm, node, "");
     (process.call(Callback::JobProlog), process.slurm)
 }
@@ -34,13 +34,13 @@ fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
     };
     let off = script().asking("mps=off mps-threads=25");
     for (node, line, slurm) in [
-        (FakeNode::new(), "", script()),
-        (FakeNode::broken(), "", script()),
-        (FakeNode::new(), "", off),
+        (NodeDouble::new(), "", script()),
+        (NodeDouble::broken(), "", script()),
+        (NodeDouble::new(), "", off),
         // A step came first, and its flags are not its job's.
-        (FakeNode::new(), "", of_step("")),
-        (FakeNode::new(), "", of_step("off")),
-        (FakeNode::new(), "unknown=1", asking()),
+        (NodeDouble::new(), "", of_step("")),
+        (NodeDouble::new(), "", of_step("off")),
+        (NodeDouble::new(), "unknown=1", asking()),
     ] {
         let mut process = Process::new(slurm, &node, line);
         assert_eq!(process.call(Callback::JobProlog), Verdict::Continue);
@@ -50,7 +50,7 @@ fn a_job_that_did_not_ask_starts_nothing_and_prints_nothing() {
 
 #[test]
 fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
-    let node = FakeNode::new();
+    let node = NodeDouble::new();
     let slurm = asking().process("SLURM_JOB_GPUS", "0,1");
     let slurm = slurm.process("LD_PRELOAD", "/tmp/x");
     assert_eq!(prolog(slurm, &node).0, Verdict::Continue);
@@ -71,7 +71,7 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
     let whole = "MPS=per-node,MPS_THREADS=50 ";
     for (slurm, request) in [(step, whole), (forged, "MPS=on,MPS_MEM=4G?MPS=off?? ")] {
         let refused = Some(record("4711", RecordState::Refused));
-        let node = FakeNode::new().answering(ended(1, "refused"), refused);
+        let node = NodeDouble::new().answering(ended(1, "refused"), refused);
         assert_eq!(prolog(slurm, &node).0, Verdict::Continue);
         let words = node.words();
         assert!(words.contains(&format!("--request {request}")), "{words}");
@@ -81,7 +81,7 @@ fn the_request_goes_on_in_canonical_form_and_the_environment_cleaned() {
 #[test]
 fn only_a_job_of_srun_is_waited_for_in_its_task() {
     for (by, wait) in [("srun", "started"), ("sbatch", "ready")] {
-        let node = FakeNode::new();
+        let node = NodeDouble::new();
         prolog(asking().process("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }
@@ -103,7 +103,7 @@ fn only_a_fault_on_a_site_that_drains_fails_the_prolog() {
         (1, "refused", fault(), true, Verdict::Continue),
     ] {
         let answer = ended(code, lines);
-        let mut node = FakeNode::new().answering(answer.clone(), leaves.clone());
+        let mut node = NodeDouble::new().answering(answer.clone(), leaves.clone());
         node.settings.as_mut().unwrap().drain.enabled = drains;
         let (outcome, slurm) = prolog(asking(), &node);
         assert_eq!(outcome, verdict, "{answer:?}");
@@ -132,7 +132,7 @@ fn a_program_that_left_no_settled_record_is_recorded_by_the_plugin() {
         (ended(2, several), None, "last: one"),
         (ended(101, ""), None, "the prologue failed without a word"),
     ] {
-        let node = FakeNode::new().answering(answer, leaves);
+        let node = NodeDouble::new().answering(answer, leaves);
         let (verdict, slurm) = prolog(asking(), &node);
         assert_eq!(verdict, Verdict::Continue);
         assert!(!slurm.errors().is_empty());
@@ -157,11 +157,11 @@ fn the_configuration_gives_mps_to_jobs_of_its_choice() {
         (partitions, partition, "shared", true),
         (partitions, partition, "share", false),
     ] {
-        let node = FakeNode::under(automatic);
+        let node = NodeDouble::under(automatic);
         prolog(script().process(name, value), &node);
         assert_eq!(!node.nothing_ran(), gets_mps, "{name}={value}");
         // The user's own word wins.
-        let node = FakeNode::under(automatic);
+        let node = NodeDouble::under(automatic);
         prolog(script().process(name, value).asking("mps=off"), &node);
         assert!(node.nothing_ran());
     }
@@ -174,7 +174,7 @@ fn the_sites_mode_is_auto_unless_it_says_another_and_a_job_without_gpus_costs_no
         ("[defaults]\nmode = \"on\"", "MPS=per-node"),
         ("[defaults]\nmode = \"own\"", "MPS=own"),
     ] {
-        let node = FakeNode::under(&format!("auto_partitions = [\"shared\"]\n{config}"));
+        let node = NodeDouble::under(&format!("auto_partitions = [\"shared\"]\n{config}"));
         let slurm = || script().process("SLURM_JOB_PARTITION", "shared");
         prolog(slurm().process("SLURM_JOB_GPUS", ""), &node);
         assert!(node.nothing_ran());
@@ -196,8 +196,8 @@ fn the_epilog_cleans_what_is_there_whatever_was_asked() {
         ("4711", false, Err(()), true),
     ] {
         let mut node = match settings {
-            Ok(()) => FakeNode::new(),
-            Err(()) => FakeNode::broken(),
+            Ok(()) => NodeDouble::new(),
+            Err(()) => NodeDouble::broken(),
         };
         node.directories = directories.split_whitespace().collect();
         node.look_again = look_again;

@@ -1,8 +1,8 @@
 //! The callbacks, called as Slurm does, on a Slurm and a node that are doubles.
 
 mod by_site;
+mod double;
 mod ending;
-mod fake;
 mod jobs;
 mod steps;
 mod submission;

@@ -1,14 +1,14 @@
 //! A step's own daemon, and the second line for a step in a container.
 
-use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, ended, record};
+use super::double::{BATCH, INTERACTIVE, NodeDouble, Process, SlurmDouble, ended, record};
 use crate::handle::{Context, Item, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::record::{Record, RecordState};
 
 #[test]
 fn a_step_that_asks_in_a_job_without_gets_its_own() {
-    let node = FakeNode::new();
-    let (mut process, _) = Process::begin(FakeSlurm::step(3), &node, "", "mps= mps-mem=4G");
+    let node = NodeDouble::new();
+    let (mut process, _) = Process::begin(SlurmDouble::step(3), &node, "", "mps= mps-mem=4G");
     let words = node.words();
     let request = "--request MPS=per-node,MPS_MEM=4G --record --wait started";
     assert!(words.ends_with(request), "{words}");
@@ -57,8 +57,8 @@ fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
     ] {
         let node = of_job
             .into_iter()
-            .fold(FakeNode::new(), FakeNode::with_record);
-        let slurm = FakeSlurm::step(3).with(Item::LocalTasks, tasks);
+            .fold(NodeDouble::new(), NodeDouble::with_record);
+        let slurm = SlurmDouble::step(3).with(Item::LocalTasks, tasks);
         let slurm = slurm.job("SLURM_STEP_GPUS", gpus);
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         let what = format!("{tasks} tasks on '{gpus}' {flags}");
@@ -89,8 +89,8 @@ fn no_other_step_starts_or_ends_anything() {
         (0, "2", false, "", "mps", ""),
         (0, "", false, "", "mps=evil", "--mps=evil"),
     ] {
-        let node = [FakeNode::new, FakeNode::ready][usize::from(has_mps)]();
-        let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
+        let node = [NodeDouble::new, NodeDouble::ready][usize::from(has_mps)]();
+        let slurm = SlurmDouble::step(step).job("SLURM_HET_SIZE", het);
         let (mut process, _) = Process::begin(slurm, &node, line, flags);
         process.call(Callback::Exit);
         assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
@@ -102,8 +102,8 @@ fn no_other_step_starts_or_ends_anything() {
 
 #[test]
 fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
-    let node = FakeNode::new().answering(ended(2, "log\nthe GPU is busy"), None);
-    let (mut process, _) = Process::begin(FakeSlurm::step(0), &node, "", "mps");
+    let node = NodeDouble::new().answering(ended(2, "log\nthe GPU is busy"), None);
+    let (mut process, _) = Process::begin(SlurmDouble::step(0), &node, "", "mps");
     let failure = process.state.step.failure.as_deref();
     assert_eq!(failure, Some("the GPU is busy"));
     process.call(Callback::Exit);
@@ -114,9 +114,9 @@ fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
 fn a_task_whose_container_hides_its_mps_does_not_start() {
     const PIPE: &str = "/run/mpsd/jobs/4711/pipe";
     const OTHER: &str = "/tmp/nvidia-mps";
-    let own = FakeSlurm::step(3).job("CUDA_MPS_PIPE_DIRECTORY", OTHER);
+    let own = SlurmDouble::step(3).job("CUDA_MPS_PIPE_DIRECTORY", OTHER);
     let with = |pipe| {
-        let slurm = FakeSlurm::step(3).job("MPSD_JOB", "4711");
+        let slurm = SlurmDouble::step(3).job("MPSD_JOB", "4711");
         slurm.job("CUDA_MPS_PIPE_DIRECTORY", pipe)
     };
     let of_job = || with(PIPE);
@@ -128,10 +128,10 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
         (of_job(), 0, false, Verdict::Continue, 0),
         (by_cdi, 0, false, Verdict::EndProcess, 1),
         (own, 0, true, Verdict::Continue, 0),
-        (FakeSlurm::step(3), 0, true, Verdict::Continue, 0),
+        (SlurmDouble::step(3), 0, true, Verdict::Continue, 0),
     ];
     for (slurm, rank, hides, verdict, lines) in cases {
-        let mut node = FakeNode::new();
+        let mut node = NodeDouble::new();
         node.hides = hides;
         let mut process = Process::new(slurm.with(Item::TaskId, rank), &node, "look=container");
         assert_eq!(process.call(Callback::TaskInit), verdict);
@@ -150,10 +150,10 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
 #[test]
 fn the_second_line_leaves_the_first_lines_state_alone() {
     use Callback::{Exit, Init, InitPostOpt, JobEpilog, JobProlog, TaskExit};
-    let node = FakeNode::new();
+    let node = NodeDouble::new();
     use Context::{Allocator, JobScript, Local, Remote, Slurmd};
     for context in [Local, Allocator, Remote, Slurmd, JobScript] {
-        let slurm = FakeSlurm::new(context).asking("mps");
+        let slurm = SlurmDouble::new(context).asking("mps");
         let mut process = Process::new(slurm, &node, "config=/etc/other.toml");
         process.call(Init);
         let (registered, line) = (process.slurm.registered.len(), process.state.line.clone());

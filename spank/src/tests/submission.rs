@@ -1,6 +1,6 @@
 //! srun, sbatch, salloc, and the task prolog for nodes that do not load the plugin.
 
-use super::fake::{Env, FakeNode, FakeSlurm, Process};
+use super::double::{Env, NodeDouble, Process, SlurmDouble};
 use crate::handle::{Context, Level, Verdict};
 use crate::plugin::{self, Callback};
 use crate::state::PluginState;
@@ -15,15 +15,15 @@ const SUBMITTERS: [(Context, &str); 3] = [
 ];
 const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
 
-fn submit(slurm: FakeSlurm, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
-    let node = FakeNode::new();
+fn submit(slurm: SlurmDouble, line: &str, flags: &str) -> (Verdict, SlurmDouble) {
+    let node = NodeDouble::new();
     let (process, verdict) = Process::begin(slurm, &node, line, flags);
     assert!(node.nothing_ran());
     (verdict, process.slurm)
 }
 
-fn submit_in(context: Context, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
-    submit(FakeSlurm::new(context), line, flags)
+fn submit_in(context: Context, line: &str, flags: &str) -> (Verdict, SlurmDouble) {
+    submit(SlurmDouble::new(context), line, flags)
 }
 
 #[test]
@@ -36,8 +36,8 @@ fn the_flags_are_offered_where_options_are_read_and_slurmd_reports_a_broken_line
         (Context::JobScript, 0, 0),
     ] {
         for (line, errors) in [("", 0), ("unknown=1", errors)] {
-            let node = FakeNode::new();
-            let mut process = Process::new(FakeSlurm::new(context), &node, line);
+            let node = NodeDouble::new();
+            let mut process = Process::new(SlurmDouble::new(context), &node, line);
             assert_eq!(process.call(Callback::Init), Verdict::Continue);
             assert_eq!(process.slurm.registered.len(), count, "{context:?}");
             assert_eq!(process.slurm.lines.borrow().len(), errors, "{context:?}");
@@ -53,7 +53,7 @@ fn a_submission_without_flags_changes_nothing_and_one_with_them_tells_the_prolog
             assert_eq!(verdict, Verdict::Continue);
             assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
         }
-        let mut slurm = FakeSlurm::new(context);
+        let mut slurm = SlurmDouble::new(context);
         slurm.command_line = vec![by.to_owned()];
         let (verdict, slurm) = submit(slurm, "", "mps mps-threads=30,70");
         assert_eq!(verdict, Verdict::Continue);
@@ -85,7 +85,7 @@ fn refused_flags_stop_the_submission_under_optional_too() {
 
 #[test]
 fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is_not() {
-    let told = |slurm: FakeSlurm, given: &[(&str, &str)], flags: &str| {
+    let told = |slurm: SlurmDouble, given: &[(&str, &str)], flags: &str| {
         let (verdict, slurm) = submit(slurm.given(given), "", flags);
         assert_eq!(verdict, Verdict::Continue);
         assert!(slurm.errors().is_empty());
@@ -95,7 +95,7 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
         told.len()
     };
     for (context, _) in SUBMITTERS {
-        let new = || FakeSlurm::new(context);
+        let new = || SlurmDouble::new(context);
         for given in [&[][..], &[("gres", "tmpfs:10G")], &[("ntasks", "4")]] {
             assert_eq!(told(new(), given, "mps"), 1, "{given:?}");
             // Without a GPU the job runs without MPS.
@@ -111,12 +111,12 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
         }
     }
     assert_eq!(told(step_of(&[]), &[], "mps"), 0, "a step");
-    let mut unknown = FakeSlurm::new(Context::Local);
+    let mut unknown = SlurmDouble::new(Context::Local);
     unknown.given = None;
     assert!(submit(unknown, "", "mps").1.is_silent());
     // The second component has the flags of the first.
-    let node = FakeNode::new();
-    let slurm = FakeSlurm::new(Context::Allocator);
+    let node = NodeDouble::new();
+    let slurm = SlurmDouble::new(Context::Allocator);
     let (mut process, _) = Process::begin(slurm, &node, "", "mps");
     process.slurm.given = Some(Env::new());
     assert_eq!(process.call(Callback::InitPostOpt), Verdict::Continue);
@@ -124,11 +124,11 @@ fn a_job_that_asks_for_no_gpu_is_told_at_submission_and_one_that_may_have_one_is
 }
 
 /// srun in an allocation that gave these options.
-fn step_of(options: &[(&str, &str)]) -> FakeSlurm {
-    let slurm = FakeSlurm::new(Context::Local).process("SLURM_JOB_ID", "4711");
+fn step_of(options: &[(&str, &str)]) -> SlurmDouble {
+    let slurm = SlurmDouble::new(Context::Local).process("SLURM_JOB_ID", "4711");
     let name = |option: &str| format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}");
     let set =
-        |slurm: FakeSlurm, (option, value): &(&str, &str)| slurm.process(&name(option), value);
+        |slurm: SlurmDouble, (option, value): &(&str, &str)| slurm.process(&name(option), value);
     options.iter().fold(slurm, set)
 }
 
@@ -185,7 +185,7 @@ fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
         (srun, "", "srun solver", true),
         (other, "", "sbatch next.sh", true),
     ] {
-        let mut slurm = FakeSlurm::new(context);
+        let mut slurm = SlurmDouble::new(context);
         for word in of_job.split_whitespace() {
             let (name, value) = word.split_once('=').unwrap();
             slurm = slurm.process(name, value);
@@ -198,7 +198,7 @@ fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
             slurm.script_env.insert(name.into(), "50".into());
         }
         slurm.command_line = words.split(' ').map(str::to_owned).collect();
-        let node = FakeNode::new();
+        let node = NodeDouble::new();
         let mut process = Process::new(slurm, &node, "");
         process.call(Callback::Init);
         let is_option = |name: &&String| options.iter().any(|option| name.ends_with(option));
@@ -209,7 +209,7 @@ fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
     }
 }
 
-fn variable<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
+fn variable<'a>(slurm: &'a SlurmDouble, name: &str) -> Option<&'a str> {
     slurm.process_env.get(name).map(String::as_str)
 }
 
@@ -221,7 +221,7 @@ fn a_step_in_an_allocation_keeps_or_drops_the_task_prolog_of_the_allocation() {
         ("mps=off", users, users, None),
         ("", users, users, None),
     ] {
-        let mut slurm = FakeSlurm::new(Context::Local)
+        let mut slurm = SlurmDouble::new(Context::Local)
             .process("SLURM_TASK_PROLOG", OURS)
             .process("SLURM_MPSD_TASK_PROLOG", "/home/u/prolog");
         slurm.task_prolog = Some(OURS.into());
@@ -236,14 +236,14 @@ fn a_step_in_an_allocation_keeps_or_drops_the_task_prolog_of_the_allocation() {
 #[test]
 fn what_stops_a_script_is_removed_again() {
     for users in [None, Some("/etc/bash.env")] {
-        let mut slurm = FakeSlurm::new(Context::Allocator);
+        let mut slurm = SlurmDouble::new(Context::Allocator);
         if let Some(users) = users {
             slurm = slurm.process("BASH_ENV", users);
         }
         let (_, sbatch) = submit(slurm, "", "mps=on");
         assert_eq!(variable(&sbatch, "SLURM_TASK_PROLOG"), Some(OURS));
         assert!(variable(&sbatch, "BASH_ENV").is_some_and(|value| value.contains("kill $$")));
-        let mut task = FakeSlurm::step(0);
+        let mut task = SlurmDouble::step(0);
         task.job_env = sbatch.process_env;
         unplugged::restore(&mut task);
         assert_eq!(task.job_env.get("BASH_ENV").map(String::as_str), users);
@@ -262,7 +262,7 @@ fn mps_in_slurms_own_container_is_refused_before_anything_is_submitted() {
             ("", Verdict::Continue),
         ] {
             let given = [("gres", "gpu:1"), ("container", "/home/bundle")];
-            let slurm = FakeSlurm::new(context).given(&given);
+            let slurm = SlurmDouble::new(context).given(&given);
             let (found, slurm) = submit(slurm, "", flags);
             assert_eq!(found, verdict, "{flags}");
             assert_eq!(slurm.errors().is_empty(), verdict == Verdict::Continue);

@@ -1,6 +1,6 @@
 //! task_init.
 
-use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
+use super::double::{BATCH, INTERACTIVE, NodeDouble, Process, SlurmDouble, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::record::RecordState;
@@ -11,20 +11,20 @@ const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const BOTH: &str = "GPU-00000002,GPU-00000003";
 
 /// init_post_opt as slurmstepd, then task_init as its child.
-fn task(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
+fn task(slurm: SlurmDouble, node: &NodeDouble, line: &str, flags: &str) -> (Verdict, SlurmDouble) {
     let (mut process, _) = Process::begin(slurm, node, line, flags);
     (process.call(Callback::TaskInit), process.slurm)
 }
 
 /// A task with `--mps` that runs.
-fn runs(slurm: FakeSlurm, node: &FakeNode) -> FakeSlurm {
+fn runs(slurm: SlurmDouble, node: &NodeDouble) -> SlurmDouble {
     let (verdict, slurm) = task(slurm, node, "", "mps");
     assert_eq!(verdict, Verdict::Continue, "{:?}", slurm.errors());
     slurm
 }
 
 /// Why a task does not start. The first task reports it for all of the node.
-fn refused(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> String {
+fn refused(slurm: SlurmDouble, node: &NodeDouble, line: &str, flags: &str) -> String {
     let before = slurm.job_env.clone();
     let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), node, line, flags);
     assert_eq!((verdict, &slurm.job_env), (Verdict::EndProcess, &before));
@@ -33,24 +33,26 @@ fn refused(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> String
     errors[0].clone()
 }
 
-fn value<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
+fn value<'a>(slurm: &'a SlurmDouble, name: &str) -> Option<&'a str> {
     slurm.job_env.get(name).map(String::as_str)
 }
 
 /// A step whose GPUs Slurm does not name.
-fn unnamed() -> FakeSlurm {
-    FakeSlurm::step(0).job("SLURM_STEP_GPUS", "").job(GPUS, "")
+fn unnamed() -> SlurmDouble {
+    SlurmDouble::step(0)
+        .job("SLURM_STEP_GPUS", "")
+        .job(GPUS, "")
 }
 
 #[test]
 fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
-    let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
-    let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
+    let node = NodeDouble::new().with_record(record("4711", RecordState::Refused));
+    let (verdict, second) = task(SlurmDouble::step(0), &node, "", "mps");
     assert_eq!(verdict, Verdict::EndProcess);
     assert!(second.is_silent());
-    let mut node = FakeNode::new();
+    let mut node = NodeDouble::new();
     node.unreadable = Some("record: Too many open files (os error 24)".into());
-    let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
+    let (verdict, second) = task(SlurmDouble::step(0), &node, "", "mps");
     assert_eq!(verdict, Verdict::EndProcess);
     assert!(second.errors()[0].contains("Too many open files"));
 }
@@ -60,17 +62,17 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
     // By the node's number 2, not by the 0 that a constrained step counts from.
     let expected = ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(Some);
     for (het, flags) in [("", "mps"), ("", ""), ("2", "mps=off")] {
-        let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
-        let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
+        let slurm = SlurmDouble::step(0).job("SLURM_HET_SIZE", het);
+        let (verdict, slurm) = task(slurm, &NodeDouble::ready(), "", flags);
         let found = ["MPSD_JOB", PIPE, GPUS].map(|name| value(&slurm, name));
         assert_eq!((verdict, found), (Verdict::Continue, expected));
         assert!(slurm.is_silent());
     }
     // Another step does not get a step's own daemon.
-    let of_step = || FakeNode::new().with_record(record("4711.3", RecordState::Ready));
-    let own = runs(FakeSlurm::step(3), &of_step());
+    let of_step = || NodeDouble::new().with_record(record("4711.3", RecordState::Ready));
+    let own = runs(SlurmDouble::step(3), &of_step());
     assert_eq!(value(&own, "MPSD_JOB"), Some("4711.3"));
-    let (_, other) = task(FakeSlurm::step(4), &of_step(), "", "");
+    let (_, other) = task(SlurmDouble::step(4), &of_step(), "", "");
     assert_eq!(value(&other, "MPSD_JOB"), None);
 }
 
@@ -78,15 +80,15 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
 /// user who said `auto` reads why.
 #[test]
 fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
-    let unneeded = || FakeNode::new().with_record(record("4711", RecordState::Unneeded));
+    let unneeded = || NodeDouble::new().with_record(record("4711", RecordState::Unneeded));
     let asked = || {
         let mut of_user = record("4711", RecordState::Unneeded);
         of_user.warnings = vec!["the reason".to_owned()];
-        FakeNode::new().with_record(of_user)
+        NodeDouble::new().with_record(of_user)
     };
     // Another component's flags, and our task prolog that the allocation handed on.
     for (step, users, kept) in [(0, "/u", true), (BATCH, "/u", false), (BATCH, "", false)] {
-        let slurm = FakeSlurm::step(step).with(Item::LocalTasks, 1);
+        let slurm = SlurmDouble::step(step).with(Item::LocalTasks, 1);
         let slurm = slurm.job("SLURM_HET_SIZE", "2");
         let slurm = slurm.job("SLURM_TASK_PROLOG", "/x/mps-task-prolog");
         let slurm = slurm.job("SLURM_MPSD_TASK_PROLOG", users);
@@ -96,7 +98,7 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
         assert_eq!(value(&slurm, "SLURM_MPSD_TASK_PROLOG").is_some(), kept);
         assert_eq!(value(&slurm, "MPSD_TASK").is_some(), step != BATCH);
     }
-    let bare = FakeNode::new();
+    let bare = NodeDouble::new();
     let of_step =
         "auto: no MPS, because 1 task on 1 GPU; ask for more tasks than GPUs (-n), or for --mps";
     for (node, step, rank, flags, told) in [
@@ -108,7 +110,7 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
         (unneeded(), BATCH, 0, "mps=auto", Some("the reason")),
         (unneeded(), 0, 0, "mps=off", None),
     ] {
-        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let slurm = SlurmDouble::step(step).with(Item::TaskId, rank);
         let slurm = slurm.with(Item::LocalTasks, 1);
         let mut before = slurm.job_env.clone();
         let (verdict, slurm) = task(slurm, &node, "", flags);
@@ -126,19 +128,19 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
     }
     // The step's own MPS, which its tasks needed.
     let node = unneeded().with_record(record("4711.3", RecordState::Ready));
-    let (_, slurm) = task(FakeSlurm::step(3), &node, "", "");
+    let (_, slurm) = task(SlurmDouble::step(3), &node, "", "");
     assert_eq!(value(&slurm, "MPSD_JOB"), Some("4711.3"));
     // No prologue has run, so nothing was found.
-    let told = refused(FakeSlurm::step(BATCH), &FakeNode::new(), "", "mps=auto");
+    let told = refused(SlurmDouble::step(BATCH), &NodeDouble::new(), "", "mps=auto");
     assert!(told.contains("has run no prologue"), "{told}");
 }
 
 #[test]
 fn the_first_task_is_warned_of_connections_and_runs() {
     for (rank, warned) in [(0, true), (1, false)] {
-        let slurm = FakeSlurm::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
+        let slurm = SlurmDouble::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
         let slurm = slurm.with(Item::LocalTasks, 1);
-        let slurm = runs(slurm.with(Item::TaskId, rank), &FakeNode::ready());
+        let slurm = runs(slurm.with(Item::TaskId, rank), &NodeDouble::ready());
         let errors = slurm.errors();
         assert_eq!(!errors.is_empty(), warned, "{errors:?}");
         assert!(errors.iter().all(|line| line.starts_with("warning: ")));
@@ -149,22 +151,22 @@ fn the_first_task_is_warned_of_connections_and_runs() {
 #[test]
 fn more_connections_than_fit_are_refused_to_who_asked_and_a_site_says_nothing() {
     let slurm = || {
-        let slurm = FakeSlurm::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+        let slurm = SlurmDouble::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         slurm.with(Item::LocalTasks, 7)
     };
-    let line = refused(slurm(), &FakeNode::ready(), "", "mps");
+    let line = refused(slurm(), &NodeDouble::ready(), "", "mps");
     assert!(line.contains("a GPU takes 3 MPS clients"), "{line}");
-    let (verdict, _) = task(slurm(), &FakeNode::ready(), "", "");
+    let (verdict, _) = task(slurm(), &NodeDouble::ready(), "", "");
     assert_eq!(verdict, Verdict::Continue);
 }
 
 #[test]
 fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked() {
     for (flags, told) in [("mps", 1), ("", 0)] {
-        let slurm = FakeSlurm::step(BATCH).with(Item::TaskId, 0);
+        let slurm = SlurmDouble::step(BATCH).with(Item::TaskId, 0);
         let mut slurm = slurm.with(Item::LocalTasks, 1).job("SLURM_JOB_GPUS", "2");
         slurm.step_command = vec!["/spool/script".to_owned()];
-        let mut node = FakeNode::ready();
+        let mut node = NodeDouble::ready();
         let script = "nvidia-cuda-mps-control -d\nsrun ./prog\n";
         node.texts = [("/spool/script", script)].into();
         let (verdict, slurm) = task(slurm, &node, "", flags);
@@ -178,13 +180,13 @@ fn a_batch_script_that_starts_a_daemon_of_its_own_is_told_once_if_its_user_asked
 fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     let mut listed = record("4711", RecordState::Ready);
     listed.rank_threads = ["20", "40"].map(|p| p.parse().unwrap()).to_vec();
-    let jobs = || FakeNode::new().with_record(listed.clone());
+    let jobs = || NodeDouble::new().with_record(listed.clone());
     let step = |global: u32, tasks: u32| {
-        let slurm = FakeSlurm::step(0).with(Item::TaskGlobalId, global);
+        let slurm = SlurmDouble::step(0).with(Item::TaskGlobalId, global);
         slurm.with(Item::LocalTasks, tasks)
     };
     let both = "2 thread percentages and 2 memory limits";
-    let ready = FakeNode::ready;
+    let ready = NodeDouble::ready;
     let threads = "2 thread percentages by local rank for 4 tasks";
     for (node, flags, global, tasks, told) in [
         (jobs(), "", 0, 4, threads),
@@ -209,7 +211,7 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
     let node = |files: [&str; 3]| {
         let mut record = record("4711", RecordState::Ready);
         record.devices = (1..).zip(files).map(|(n, file)| device(n, file)).collect();
-        FakeNode::new().with_record(record)
+        NodeDouble::new().with_record(record)
     };
     let (closed, first, second) = ("/nonexistent/nvidia0", "/dev/null", "/dev/zero");
     let turned = "GPU-00000003,GPU-00000002";
@@ -219,13 +221,18 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
         // Without a number it has the GPUs of the job that it may open.
         (BATCH, "", [first, closed, second], "GPU-00000003"),
     ] {
-        let slurm = FakeSlurm::step(step).job("SLURM_STEP_GPUS", visible);
+        let slurm = SlurmDouble::step(step).job("SLURM_STEP_GPUS", visible);
         let slurm = slurm.job(GPUS, visible);
         assert_eq!(value(&runs(slurm, &node(files)), GPUS), Some(gpus));
     }
     // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would
     // take that one.
-    let told = refused(FakeSlurm::step(0), &node([first, first, second]), "", "mps");
+    let told = refused(
+        SlurmDouble::step(0),
+        &node([first, first, second]),
+        "",
+        "mps",
+    );
     assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
 }
 
@@ -239,9 +246,9 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
         (0, "2", "", "", "mps", false),
         (0, "2", OURS, "", "", false),
     ] {
-        let slurm = FakeSlurm::step(step).job("SLURM_HET_SIZE", het);
+        let slurm = SlurmDouble::step(step).job("SLURM_HET_SIZE", het);
         let slurm = slurm.job("SLURM_TASK_PROLOG", prolog);
-        let (verdict, slurm) = task(slurm, &FakeNode::new(), line, flags);
+        let (verdict, slurm) = task(slurm, &NodeDouble::new(), line, flags);
         assert_eq!(verdict, Verdict::Continue);
         assert_eq!(value(&slurm, "MPSD_JOB"), None);
         let marked = value(&slurm, "MPSD_TASK").is_some();
@@ -251,15 +258,15 @@ fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
 
 #[test]
 fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
-    let with = |state| FakeNode::new().with_record(record("4711", state));
+    let with = |state| NodeDouble::new().with_record(record("4711", state));
     let foreign = || {
         let mut foreign = record("4711", RecordState::Ready);
         foreign.uid = 1001;
-        FakeNode::new().with_record(foreign)
+        NodeDouble::new().with_record(foreign)
     };
     let starting = || with(RecordState::Starting);
     let ended = || {
-        let mut node = FakeNode::ready();
+        let mut node = NodeDouble::ready();
         node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
         node
     };
@@ -268,35 +275,35 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
         (0, with(RecordState::Failed), "", "", "on n1: the reason"),
         (0, starting(), "", "", "still being started"),
         (0, foreign(), "", "", "another user"),
-        (BATCH, FakeNode::new(), "", "mps", "mpsctl slurm check"),
-        (0, FakeNode::new(), "", "mps=evil", "--mps=evil"),
-        (0, FakeNode::new(), "unknown=1", "mps", "'unknown=1'"),
-        (0, FakeNode::broken(), "", "mps", "no such file"),
+        (BATCH, NodeDouble::new(), "", "mps", "mpsctl slurm check"),
+        (0, NodeDouble::new(), "", "mps=evil", "--mps=evil"),
+        (0, NodeDouble::new(), "unknown=1", "mps", "'unknown=1'"),
+        (0, NodeDouble::broken(), "", "mps", "no such file"),
         // By the kernel's word: the user can write what the job's directory says.
         (0, ended(), "", "", "has ended"),
         (BATCH, ended(), "", "", "outside MPS"),
         (INTERACTIVE, ended(), "", "", "has ended"),
     ] {
-        let told = refused(FakeSlurm::step(step), &node, line, flags);
+        let told = refused(SlurmDouble::step(step), &node, line, flags);
         let is_told = told.starts_with("job 4711: not started on n1: ") && told.contains(why);
         assert!(is_told, "{told}");
     }
     // Another daemon's end does not matter.
-    let mut node = FakeNode::ready();
+    let mut node = NodeDouble::ready();
     node.ended = vec!["/run/mpsd/jobs/4712/pipe"];
-    runs(FakeSlurm::step(0), &node);
+    runs(SlurmDouble::step(0), &node);
 }
 
 #[test]
 fn a_plugin_in_trouble_stops_only_users_who_asked() {
     for (node, line) in [
-        (FakeNode::new(), ""),
-        (FakeNode::broken(), ""),
-        (FakeNode::new(), "unknown=1"),
+        (NodeDouble::new(), ""),
+        (NodeDouble::broken(), ""),
+        (NodeDouble::new(), "unknown=1"),
     ] {
         for flags in ["", "mps=off"] {
-            let before = FakeSlurm::step(0).job_env;
-            let (verdict, slurm) = task(FakeSlurm::step(0), &node, line, flags);
+            let before = SlurmDouble::step(0).job_env;
+            let (verdict, slurm) = task(SlurmDouble::step(0), &node, line, flags);
             assert_eq!((verdict, slurm.is_silent()), (Verdict::Continue, true));
             assert_eq!(slurm.job_env, before);
         }
@@ -317,8 +324,8 @@ fn a_warning_is_read_once_a_node() {
     ] {
         let mut ready = record(job, RecordState::Ready);
         ready.warnings = vec!["too many tasks".into()];
-        let node = FakeNode::new().with_record(ready);
-        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let node = NodeDouble::new().with_record(ready);
+        let slurm = SlurmDouble::step(step).with(Item::TaskId, rank);
         let slurm = runs(slurm.job("ENVIRONMENT", of_script), &node);
         let notices = vec![format!("job {job}: too many tasks"); times];
         assert_eq!(
@@ -332,7 +339,7 @@ fn a_warning_is_read_once_a_node() {
 
 #[test]
 fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
-    let script = FakeSlurm::step(BATCH).job("SLURM_JOB_GPUS", "2,3");
+    let script = SlurmDouble::step(BATCH).job("SLURM_JOB_GPUS", "2,3");
     let script = script.job("SLURM_STEP_GPUS", "7");
     let unbound = unnamed().job("SLURMD_TRES_BIND", "gpu:none");
     // `--gpus-per-task=TYPE:N`: Slurm counts them.
@@ -346,17 +353,17 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
         (unnamed(), Some(job_without_names)),
     ] {
         let node = match record {
-            Some(record) => FakeNode::new().with_record(record),
-            None => FakeNode::ready(),
+            Some(record) => NodeDouble::new().with_record(record),
+            None => NodeDouble::ready(),
         };
         assert_eq!(value(&runs(slurm, &node), GPUS), Some(BOTH));
     }
     // The word alone may come from a step around this one, which has none.
-    assert_eq!(value(&runs(counted(), &FakeNode::ready()), GPUS), None);
+    assert_eq!(value(&runs(counted(), &NodeDouble::ready()), GPUS), None);
     // A step without GPUs has none of the job's. The plugin marks it, and nothing else.
     let without = unnamed().job("MPSD_JOB", "4711");
     let without = without.job(PIPE, "/run/mpsd/jobs/4711/pipe");
-    let slurm = runs(without, &FakeNode::ready());
+    let slurm = runs(without, &NodeDouble::ready());
     assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
 
@@ -364,14 +371,16 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
 /// script's, may want none.
 #[test]
 fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
-    let said = |slurm: FakeSlurm, flags: &str| {
-        let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), &FakeNode::ready(), "", flags);
+    let said = |slurm: SlurmDouble, flags: &str| {
+        let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), &NodeDouble::ready(), "", flags);
         assert_eq!(verdict, Verdict::Continue);
         slurm.at_level(Level::Notice)
     };
     let told = said(unnamed(), "mps").concat();
     assert_eq!(told.matches("runs without MPS").count(), 1, "{told}");
-    let later = FakeSlurm::step(1).job("SLURM_STEP_GPUS", "").job(GPUS, "");
+    let later = SlurmDouble::step(1)
+        .job("SLURM_STEP_GPUS", "")
+        .job(GPUS, "");
     for (slurm, flags) in [
         (unnamed().job("ENVIRONMENT", "BATCH"), "mps"),
         (later, "mps"),
@@ -384,25 +393,25 @@ fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
 /// Slurm runs the task in its own container behind task_init, where no plugin can look.
 #[test]
 fn a_task_in_slurms_own_container_does_not_start_and_under_auto_runs_bare() {
-    let contained = || FakeSlurm::step(0).job("SLURM_CONTAINER", "/home/bundle");
-    let node = FakeNode::ready();
+    let contained = || SlurmDouble::step(0).job("SLURM_CONTAINER", "/home/bundle");
+    let node = NodeDouble::ready();
     for flags in ["", "mps"] {
         let why = refused(contained(), &node, "", flags);
         assert!(why.starts_with("step 4711.0: not started on n1"), "{why}");
         assert!(why.contains("--container"), "{why}");
     }
-    runs(FakeSlurm::step(0).job("SLURM_CONTAINER", ""), &node);
+    runs(SlurmDouble::step(0).job("SLURM_CONTAINER", ""), &node);
     for (exclusive, flags, lines) in [(false, "", 0), (false, "mps=auto", 1), (true, "", 1)] {
         let mut record = record("4711", RecordState::Ready);
         record.request = "MPS=auto".parse().ok();
         record.exclusive = exclusive;
-        let node = FakeNode::new().with_record(record);
+        let node = NodeDouble::new().with_record(record);
         let (verdict, slurm) = task(contained().with(Item::TaskId, 0), &node, "", flags);
         let right = [Verdict::Continue, Verdict::EndProcess][usize::from(exclusive)];
         let found = (verdict, slurm.lines.borrow().len());
         assert_eq!(found, (right, lines), "{flags} {exclusive}");
         assert_eq!(value(&slurm, PIPE), None);
     }
-    let failed = FakeNode::new().with_record(record("4711", RecordState::Failed));
+    let failed = NodeDouble::new().with_record(record("4711", RecordState::Failed));
     assert!(refused(contained(), &failed, "", "mps").contains("the reason"));
 }

@@ -47,7 +47,7 @@ fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
             (text(name), text(value))
         })
         .collect();
-    let client = Command::new(node.dir.join("fake-cuda-client"))
+    let client = Command::new(node.dir.join("cuda-client-double"))
         .args(["--node".as_ref(), node.dir.as_os_str()])
         .args(["--hold", hold])
         .stdin(Stdio::null())

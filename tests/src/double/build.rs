@@ -128,10 +128,10 @@ impl NodeDouble {
         mkdir("state", 0o755)?;
         mkdir("state/contexts", 0o755)?;
         for (from, name) in [
-            ("fake-mps-control", "nvidia-cuda-mps-control"),
-            ("fake-mps-control", "nvidia-cuda-mps-server"),
-            ("fake-cuda-client", "fake-cuda-client"),
-            ("libnvml_stub.so", "libnvidia-ml.so.1"),
+            ("mps-control-double", "nvidia-cuda-mps-control"),
+            ("mps-control-double", "nvidia-cuda-mps-server"),
+            ("cuda-client-double", "cuda-client-double"),
+            ("libnvml_double.so", "libnvidia-ml.so.1"),
         ] {
             let to = self.dir.join(name);
             copy_program(&built(from), &to)?;
@@ -153,7 +153,7 @@ impl NodeDouble {
         fs::rename(new, file)
     }
 
-    /// Changes the description. Programs that start afterwards see it (NVML's stub: at each
+    /// Changes the description. Programs that start afterwards see it (NVML's double: at each
     /// `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
@@ -174,7 +174,7 @@ impl NodeDouble {
     }
 
     pub fn client(&self) -> PathBuf {
-        self.dir.join("fake-cuda-client")
+        self.dir.join("cuda-client-double")
     }
 
     pub fn uuids(&self) -> Vec<String> {

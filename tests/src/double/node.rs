@@ -2,8 +2,8 @@
 //! contexts on its GPUs.
 //!
 //! Every double reads `NODE/node.toml` when it starts. `NODE/modes/<uuid>` has a compute mode (root
-//! writes it, through the stub). `NODE/state/contexts/<uuid>/<pid>` is one context: `<bytes> <kind>
-//! <start time>`. The stub of NVML compiles this file too, so it uses only `serde`, `toml` and
+//! writes it, through the double). `NODE/state/contexts/<uuid>/<pid>` is one context: `<bytes> <kind>
+//! <start time>`. The double of NVML compiles this file too, so it uses only `serde`, `toml` and
 //! `std`.
 
 use std::collections::BTreeMap;

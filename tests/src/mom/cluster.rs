@@ -200,7 +200,7 @@ impl Cluster {
         let [_, home, commands] = product.words();
         node.sh(&format!(
             "cd /srv/build && cp {} /usr/bin/ && mkdir -p {commands} && \
-             for c in {PBS_COMMANDS}; do cp fake-pbs {commands}/$c; done; \
+             for c in {PBS_COMMANDS}; do cp pbs-double {commands}/$c; done; \
              mkdir -p {home}/mom_priv/jobs {home}/aux {home}/spool {home}/mom_priv/hooks/tmp; \
              chmod 751 {home}/mom_priv; chmod 1777 {home}/spool",
             PROGRAMS.join(" "),
@@ -451,14 +451,14 @@ impl Cluster {
         lines.find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse().ok())
     }
 
-    /// A shell line of the fake client on its node. Its record is in `/tmp/records` there.
+    /// A shell line of the double of a client on its node. Its record is in `/tmp/records` there.
     pub fn client(options: &str) -> String {
         format!("{} {options}", Self::client_on("$(hostname)"))
     }
 
     pub fn client_on(node: &str) -> String {
         let gpu = format!("/var/srv/pbs/gpu-{node}");
-        format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records")
+        format!("{gpu}/cuda-client-double --node {gpu} --record /tmp/records")
     }
 
     pub fn records(&mut self, at: usize) -> Vec<Value> {

@@ -12,5 +12,5 @@ pub mod openpbs;
 pub mod torque;
 pub mod wire;
 
-pub const STUB: &str = include_str!("../../mom/stub/pbs.py");
-pub const RUN_HOOK: &str = include_str!("../../mom/stub/run_hook.py");
+pub const DOUBLE: &str = include_str!("../../mom/double/pbs.py");
+pub const RUN_HOOK: &str = include_str!("../../mom/double/run_hook.py");

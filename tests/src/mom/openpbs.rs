@@ -177,7 +177,7 @@ impl Cluster {
         let given = self.event(job, at, (event, program), env);
         let node = &mut self.nodes[at];
         for (name, text) in [
-            ("pbs.py", super::STUB),
+            ("pbs.py", super::DOUBLE),
             ("run_hook.py", super::RUN_HOOK),
             ("mpsd.PY", &body),
             ("event", &given),

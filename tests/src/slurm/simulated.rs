@@ -23,7 +23,7 @@ pub struct Simulated {
     root: PathBuf,
 }
 
-/// A client's record of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
+/// A client's record of itself: see the double `cuda-client-double`, and `mps-probe --json`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub struct Record {
@@ -109,7 +109,7 @@ impl Simulated {
 
     pub fn client(&self, arguments: &str) -> String {
         let node = format!("{}/$SLURMD_NODENAME", self.root.display());
-        format!("exec {node}/fake-cuda-client --node {node} {arguments}")
+        format!("exec {node}/cuda-client-double --node {node} {arguments}")
     }
 
     pub fn node(&self, name: &str) -> Result<&NodeDouble> {

@@ -48,8 +48,8 @@ pub struct Daemon {
 pub fn nvidia() -> bool {
     match std::env::var("MPS_SUBJECT").as_deref() {
         Ok("nvidia") => true,
-        Ok("fake") | Err(_) => false,
-        Ok(other) => panic!("MPS_SUBJECT is 'fake' or 'nvidia', not '{other}'"),
+        Ok("double") | Err(_) => false,
+        Ok(other) => panic!("MPS_SUBJECT is 'double' or 'nvidia', not '{other}'"),
     }
 }
 

@@ -31,7 +31,7 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     let (at, hung) = place.hung("fuse", Hung::over_reads)?;
     let mut command = as_user(USER, place.node.control());
     command.env_clear().env(how, what);
-    command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
+    command.env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
     let holder = Running::start(command.stdin(Stdio::null()));
     eventually("the lock is kept", || hung.holds_somebody());
     Some((hung, holder))
@@ -47,8 +47,11 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
             let _hidden = Small::over(&place.path("run"), 256, 0o755);
             let _older = (!bounded).then(|| unbounded(&place, "96.srv"));
             place.begin("96.srv", ACCOUNT, "0");
-            let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &place.job("96.srv").join("pipe"))
-            else {
+            let Some(kept) = keep(
+                &place,
+                "MPS_DOUBLE_LISTS",
+                &place.job("96.srv").join("pipe"),
+            ) else {
                 return;
             };
             // Reads its output to the end, as a scheduler does.
@@ -88,7 +91,7 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
         let _hidden = Small::over(&place.path("run"), 256, 0o755);
         place.begin("99.srv", ACCOUNT, "0");
         let log = place.job("99.srv").join("log/control.log");
-        let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &log) else {
+        let Some(kept) = keep(&place, "MPS_DOUBLE_WRITES", &log) else {
             return;
         };
         let end = place.strict_end("99.srv").exits(2);
@@ -119,7 +122,7 @@ fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
         let _hidden = Small::over(&place.path("run"), 1024, 0o755);
         place.begin("60.srv", ACCOUNT, "0");
         assert!(cgroups.join("60.srv").exists());
-        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &cgroups) else {
+        let Some(kept) = keep(&place, "MPS_DOUBLE_LISTS", &cgroups) else {
             return;
         };
         // Job 61 begins and ends without a cgroup. Only the empty cgroup of job 60 stays.
@@ -154,7 +157,7 @@ fn a_strangers_lock_on_the_textfile_directory_leaves_one_process_at_most() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
         let dir = place.directory("textfile");
-        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &dir) else {
+        let Some(kept) = keep(&place, "MPS_DOUBLE_LISTS", &dir) else {
             return;
         };
         let write = || place.mpsctl(&["metrics", "--textfile", dir.to_str().expect("a path")]);

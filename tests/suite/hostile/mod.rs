@@ -172,7 +172,9 @@ fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() 
 /// too.
 fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) -> Running {
     let mut command = as_user(USER, program);
-    command.env_clear().env("FAKE_MPS_HANGS_IN", at.join(FILE));
+    command
+        .env_clear()
+        .env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
     command.envs(env.iter().map(|(k, v)| (k, v)));
     let hidden = Running::start(command.stdin(Stdio::null()));
     eventually("the process hangs", || hung.holds_somebody());

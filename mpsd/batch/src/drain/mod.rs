@@ -318,7 +318,7 @@ mod tests {
     const OURS: &str = "mpsd: job 1: x";
 
     /// A controller that may take orders without obeying, as Torque's pbsnodes does.
-    struct Fake {
+    struct Double {
         node: RefCell<NodeStatus>,
         obeys: bool,
         /// An administrator drains it for this at the same time, and comes first.
@@ -330,7 +330,7 @@ mod tests {
         NodeStatus { drained, reason }
     }
 
-    impl Fake {
+    impl Double {
         fn new(drained: bool, reason: Option<&str>, obeys: bool) -> Self {
             let node = RefCell::new(status(drained, reason));
             Self {
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    impl Controller for Fake {
+    impl Controller for Double {
         fn status(&self) -> Result<NodeStatus, String> {
             Ok(self.node.borrow().clone())
         }
@@ -392,36 +392,36 @@ mod tests {
     #[test]
     fn only_our_own_reason_is_set_and_lifted_and_an_order_is_read_back() {
         let (_dir, paths) = paths();
-        let node = Fake::new(true, Some("bad disk"), true);
+        let node = Double::new(true, Some("bad disk"), true);
         assert_eq!(node.drain(OURS), Ok(Outcome::Others("bad disk".into())));
-        let lifts = |node: &Fake| lift(&paths, &our_marker(OURS), node);
+        let lifts = |node: &Double| lift(&paths, &our_marker(OURS), node);
         assert!(lifts(&node).is_err());
         assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
-        let bare = Fake::new(true, None, true);
+        let bare = Double::new(true, None, true);
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
-        let mut meanwhile = Fake::new(false, None, true);
+        let mut meanwhile = Double::new(false, None, true);
         meanwhile.drained_for = Some("bad disk");
         assert_eq!(
             meanwhile.drain(OURS),
             Ok(Outcome::Others("bad disk".into()))
         );
 
-        let node = Fake::new(false, None, true);
+        let node = Double::new(false, None, true);
         for reason in [OURS, "mpsd: job 2: y"] {
             assert_eq!(node.drain(reason), Ok(Outcome::Ours(OURS.to_owned())));
         }
         assert_eq!(lifts(&node), Ok(()));
         assert_eq!(node.status(), Ok(status(false, None)));
 
-        assert!(Fake::new(false, None, false).drain(OURS).is_err());
-        assert!(lifts(&Fake::new(true, Some(OURS), false)).is_err());
+        assert!(Double::new(false, None, false).drain(OURS).is_err());
+        assert!(lifts(&Double::new(true, Some(OURS), false)).is_err());
     }
 
     #[test]
     fn a_drain_shows_our_reason_and_brings_an_administrators_note_back() {
         let (_dir, paths) = paths();
         let memo = "new fans on Monday";
-        let node = Fake::new(false, Some(memo), true);
+        let node = Double::new(false, Some(memo), true);
         // Twice: the second fault of a node finds the drain of the first.
         let fault = Fault::new(Evidence::GpuLost, "x", "y");
         for jobs in ["job 1", "job 2"] {
@@ -451,13 +451,13 @@ mod tests {
         let (_dir, paths) = paths();
         let ours = our_marker(OURS);
         markers::write(&paths, &ours).unwrap();
-        let late = Fake::new(true, Some("bad disk"), true);
+        let late = Double::new(true, Some("bad disk"), true);
         let (outcome, _) = hand_over(&paths, &ours, &late);
         assert_eq!(outcome, Ok(Outcome::Others("bad disk".into())));
         // Else the node takes no job until it is delivered.
         assert_eq!(markers::all(&paths), []);
 
-        let left = Fake::new(false, Some("mpsd: job 0: y"), true);
+        let left = Double::new(false, Some("mpsd: job 0: y"), true);
         hand_over(&paths, &ours, &left).0.unwrap();
         assert_eq!(markers::delivered(&paths, "n1").unwrap().note, None);
         assert_eq!(markers::delivered(&paths, "n2"), None, "another node's");
@@ -479,7 +479,7 @@ mod tests {
         ] {
             let mut marker = our_marker(OURS);
             marker.delivered = delivered;
-            let found = state(&marker, &Fake::new(drained, Some(reason), true));
+            let found = state(&marker, &Double::new(drained, Some(reason), true));
             assert_eq!(found, Ok(meaning), "{delivered} {drained} {reason}");
         }
     }
@@ -495,7 +495,7 @@ mod tests {
             (true, None, false),
         ] {
             let (_dir, paths) = paths();
-            let node = Fake::new(drained, before, true);
+            let node = Double::new(drained, before, true);
             let mut note = our_marker(OURS);
             note.remark = true;
             let after = if is_shown { Some(OURS) } else { before };

@@ -66,7 +66,7 @@ fn measure(flags: &str, against: &str, pairs: usize, slurm: &mut String) -> Resu
         })?;
         if against == EMPTY {
             let empty = bed.dir().join("empty.so");
-            std::fs::copy(program_beside("libcontainer_stub.so")?, &empty)?;
+            std::fs::copy(program_beside("libcontainer_double.so")?, &empty)?;
             stamp::write(&empty, stamp::installed()?)?;
             bed.options_mut().plain_stack_lines = vec![format!("optional {}", empty.display())];
         }

@@ -90,12 +90,12 @@ pub fn run(rounds: usize) -> Result<Value> {
         })?;
         all.insert(format!("torque {name}"), against(&times));
     }
-    let stub = file("pbs.py", PBS)?;
+    let double = file("pbs.py", PBS)?;
     let hooks = [file("empty.py", EMPTY_HOOK)?, file("hook.py", &here(HOOK))?];
     let times = in_turn(&hooks, rounds, |hook, _| {
         let events = EVENTS.iter().map(|event| -> Result<f64> {
             let mut command = Command::new("python3");
-            let ran = command.args(["-I", &stub, hook, event]).output()?;
+            let ran = command.args(["-I", &double, hook, event]).output()?;
             let said = String::from_utf8_lossy(&ran.stdout);
             said.trim()
                 .parse()

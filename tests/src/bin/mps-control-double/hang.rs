@@ -7,15 +7,15 @@ use std::process::ExitCode;
 
 use nix::libc;
 
-const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
+const VARIABLE: &str = "MPS_DOUBLE_HANGS_IN";
 /// Names a directory to list into a mapping of that file. The kernel keeps the directory's lock
 /// while the file system withholds the memory.
-const LISTS: &str = "FAKE_MPS_LISTS";
+const LISTS: &str = "MPS_DOUBLE_LISTS";
 /// Names a file to read into such a mapping: some file systems keep its lock meanwhile.
-const READS: &str = "FAKE_MPS_READS";
+const READS: &str = "MPS_DOUBLE_READS";
 /// Names a file to write to from such a mapping. The kernel keeps its lock, and a second writer
 /// waits without regard to signals.
-const WRITES: &str = "FAKE_MPS_WRITES";
+const WRITES: &str = "MPS_DOUBLE_WRITES";
 const LENGTH: usize = 4096;
 
 /// Hangs as these variables say; `None` if the first is not set.

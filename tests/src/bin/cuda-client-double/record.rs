@@ -71,7 +71,10 @@ fn put(file: Option<&Path>, record: &Value) {
     if let Some(file) = file {
         match OpenOptions::new().create(true).append(true).open(file) {
             Ok(mut file) => drop(file.write_all(line.as_bytes())),
-            Err(why) => eprintln!("fake-cuda-client: cannot write '{}': {why}", file.display()),
+            Err(why) => eprintln!(
+                "cuda-client-double: cannot write '{}': {why}",
+                file.display()
+            ),
         }
     }
 }

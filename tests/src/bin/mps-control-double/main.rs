@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     let node = match Node::of_this_program() {
         Ok(node) => node,
         Err(why) => {
-            eprintln!("fake-mps-control: {why}");
+            eprintln!("mps-control-double: {why}");
             return ExitCode::from(3);
         }
     };

@@ -17,7 +17,7 @@ use self::attach::Running;
 
 /// Attaches to the MPS of its environment, or runs without.
 #[derive(Debug, Parser)]
-#[command(name = "fake-cuda-client")]
+#[command(name = "cuda-client-double")]
 pub struct Options {
     /// The directory of the node's doubles
     #[arg(long)]
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     match Node::open(&options.node) {
         Ok(node) => run(&node, &options),
         Err(why) => {
-            eprintln!("fake-cuda-client: {why}");
+            eprintln!("cuda-client-double: {why}");
             ExitCode::from(64)
         }
     }

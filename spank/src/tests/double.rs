@@ -26,7 +26,7 @@ pub const INTERACTIVE: u32 = 0xffff_fffa;
 pub type Env = BTreeMap<String, String>;
 
 /// Slurm in one context.
-pub struct FakeSlurm {
+pub struct SlurmDouble {
     pub context: Context,
     pub items: BTreeMap<Item, u32>,
     pub job_env: Env,
@@ -43,7 +43,7 @@ pub struct FakeSlurm {
     pub lines: RefCell<Vec<(Level, String)>>,
 }
 
-impl FakeSlurm {
+impl SlurmDouble {
     pub fn new(context: Context) -> Self {
         let slurm = Self {
             context,
@@ -138,15 +138,15 @@ fn parse_flags(flags: &str) -> Vec<(Key, Option<String>)> {
 
 /// One process with the plugin in it.
 pub struct Process<'a> {
-    pub slurm: FakeSlurm,
-    pub node: &'a FakeNode,
+    pub slurm: SlurmDouble,
+    pub node: &'a NodeDouble,
     pub state: PluginState,
     pub line: Vec<String>,
 }
 
 impl<'a> Process<'a> {
     /// Before the first callback.
-    pub fn new(slurm: FakeSlurm, node: &'a FakeNode, line: &str) -> Self {
+    pub fn new(slurm: SlurmDouble, node: &'a NodeDouble, line: &str) -> Self {
         Self {
             slurm,
             node,
@@ -155,9 +155,14 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// After the options; `flags` as in [`FakeSlurm::asking`]. With it the verdict of the last
+    /// After the options; `flags` as in [`SlurmDouble::asking`]. With it the verdict of the last
     /// callback.
-    pub fn begin(slurm: FakeSlurm, node: &'a FakeNode, line: &str, flags: &str) -> (Self, Verdict) {
+    pub fn begin(
+        slurm: SlurmDouble,
+        node: &'a NodeDouble,
+        line: &str,
+        flags: &str,
+    ) -> (Self, Verdict) {
         let mut process = Self::new(slurm, node, line);
         let remote = process.slurm.context == Context::Remote;
         assert_eq!(process.call(Callback::Init), Verdict::Continue);
@@ -181,7 +186,7 @@ impl<'a> Process<'a> {
     }
 }
 
-impl Slurm for FakeSlurm {
+impl Slurm for SlurmDouble {
     fn context(&self) -> Context {
         self.context
     }
@@ -257,7 +262,7 @@ fn set(env: &mut Env, name: &str, value: Option<&str>) -> Option<String> {
 
 /// A node with records by path, and one answer for every program.
 #[derive(Default)]
-pub struct FakeNode {
+pub struct NodeDouble {
     /// `None`: they are unusable.
     pub settings: Option<Settings>,
     pub records: RefCell<BTreeMap<PathBuf, Record>>,
@@ -285,7 +290,7 @@ pub struct FakeNode {
     pub ended: Vec<&'static str>,
 }
 
-impl FakeNode {
+impl NodeDouble {
     pub fn new() -> Self {
         Self {
             settings: Some(Settings::usual()),
@@ -366,7 +371,7 @@ pub fn record(job: &str, state: RecordState) -> Record {
     record
 }
 
-impl Node for FakeNode {
+impl Node for NodeDouble {
     fn settings(&self, _: &Path, name: Option<&str>) -> Result<Settings, String> {
         assert_eq!(name, Some("n1"));
         self.settings.clone().ok_or_else(|| "no such file".into())
