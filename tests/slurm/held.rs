@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use tests::fuse::{FILE, Hung};
-use tests::place::send;
+use tests::node_bed::send;
 use tests::slurm::{Options, Simulated};
 
 use crate::jobs::{LIMIT, ONE_GPU, check_during, holds};

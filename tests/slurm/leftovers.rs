@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
-use tests::place::send;
+use tests::node_bed::send;
 use tests::slurm::{Client, Options, User};
 
 use crate::jobs::{LIMIT, holds, says};

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::place::send;
+use tests::node_bed::send;
 
 use crate::jobs::{LIMIT, ONE_GPU, says};
 use crate::runner::{Context, Group, cells};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
-use tests::place::send;
+use tests::node_bed::send;
 use tests::slurm::{Options, Record};
 
 use crate::jobs::{LIMIT, check_daemons, gpus, holds, records};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
-use tests::place::send;
+use tests::node_bed::send;
 use tests::slurm::{Bed, Client, Gpus, Options, Record, User, install_plugin_double, stamp};
 
 use crate::failures::starts_again_soon;

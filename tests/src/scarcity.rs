@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::place::{Running, eventually, status_of};
-use crate::stage::as_user;
+use crate::node_bed::{Running, eventually, status_of};
+use crate::run::as_user;
 
 const PAGE: usize = 4096;
 const NOTHING: Option<&str> = None;

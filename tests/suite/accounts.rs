@@ -7,51 +7,51 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::node::Node;
-use tests::place::{Place, Running, eventually, fast, kill};
-use tests::stage::{OTHER_USER, as_user};
+use tests::node_bed::{NodeBed, Running, eventually, fast, kill};
+use tests::run::{OTHER_USER, as_user};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// How often a test tries what only a race can show.
 const ROUNDS: u64 = 4;
 
-fn with_job(gpus: usize, job: &str) -> Place {
+fn with_job(gpus: usize, job: &str) -> NodeBed {
     let all: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-    Place::with_job(fast(gpus), CONFIG, job, ACCOUNT, &all.join(","))
+    NodeBed::with_job(fast(gpus), CONFIG, job, ACCOUNT, &all.join(","))
 }
 
 #[track_caller]
-fn assert_served(place: &Place, job: &str) {
-    assert_eq!(place.served(job, &[]).json()["sms"], 32);
+fn assert_served(bed: &NodeBed, job: &str) {
+    assert_eq!(bed.served(job, &[]).json()["sms"], 32);
 }
 
 /// The name of another user's program is nothing for the job's user. Root's is named
 /// (`doctor::a_daemon_of_roots`).
 #[test]
 fn another_user_who_holds_an_exclusive_gpu_is_told_by_the_process_alone() {
-    let place = Place::new(fast(1), CONFIG);
-    let gpu = place.node.uuids()[0].clone();
-    place.node.set_mode(&gpu, "exclusive_process");
-    let holder = holder(&place, OTHER_USER);
-    let failed = place.torque("62.srv", ACCOUNT, "0").exits(2);
+    let bed = NodeBed::new(fast(1), CONFIG);
+    let gpu = bed.node.uuids()[0].clone();
+    bed.node.set_mode(&gpu, "exclusive_process");
+    let holder = holder(&bed, OTHER_USER);
+    let failed = bed.torque("62.srv", ACCOUNT, "0").exits(2);
     failed
         .complains(&gpu)
         .complains(format!(", and process {}", holder.pid()))
         .complains("set the mode to DEFAULT")
         .lacks("sleep");
-    place.torque_end("62.srv").ok();
-    place.assert_not_drained("another user's program");
+    bed.torque_end("62.srv").ok();
+    bed.assert_not_drained("another user's program");
     drop(holder);
-    place.begin("63.srv", ACCOUNT, "0");
-    place.end("63.srv");
-    assert_eq!(place.node.modes(), ["exclusive_process"], "the site's mode");
+    bed.begin("63.srv", ACCOUNT, "0");
+    bed.end("63.srv");
+    assert_eq!(bed.node.modes(), ["exclusive_process"], "the site's mode");
 }
 
-fn holder(place: &Place, user: &str) -> Running {
+fn holder(bed: &NodeBed, user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let running = Running::start(command.arg("60").stdin(Stdio::null()));
-    let node = Node::open(place.node.dir()).expect("the node");
-    node.register(&place.node.uuids()[0], running.pid(), 9 << 20, "bare")
+    let node = Node::open(bed.node.dir()).expect("the node");
+    node.register(&bed.node.uuids()[0], running.pid(), 9 << 20, "bare")
         .expect("a context");
     running
 }
@@ -59,54 +59,54 @@ fn holder(place: &Place, user: &str) -> Running {
 /// A restarted mom, a requeued job and the timer act on one job, all at once.
 #[test]
 fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing() {
-    let place = Place::new(fast(1), CONFIG);
+    let bed = NodeBed::new(fast(1), CONFIG);
     for round in 0..ROUNDS {
         let mut all = Vec::new();
         for other in 0..6 {
             all.push(match (round + other) % 3 {
-                0 => place.start_torque("72.srv", ACCOUNT, "0"),
-                _ => place.start_end("72.srv"),
+                0 => bed.start_torque("72.srv", ACCOUNT, "0"),
+                _ => bed.start_end("72.srv"),
             });
             std::thread::sleep(Duration::from_millis((7 * round + 13 * other) % 29));
         }
         for program in &mut all {
             assert!(program.wait().is_some(), "no signal");
         }
-        place.assert_ends_clean("72.srv", &format!("six at once, round {round}"));
+        bed.assert_ends_clean("72.srv", &format!("six at once, round {round}"));
     }
 }
 
 #[test]
 fn an_epilogue_needs_nothing_but_the_directories_of_the_configuration() {
-    let place = with_job(1, "66.srv");
+    let bed = with_job(1, "66.srv");
     // The site's new file has other paths for both vendor files. Each key may appear only once.
-    let old = fs::read_to_string(place.config()).expect("configuration");
+    let old = fs::read_to_string(bed.config()).expect("configuration");
     let is_kept = |line: &&str| !line.starts_with("control") && !line.starts_with("nvml");
     let mut lines: Vec<&str> = old.lines().filter(is_kept).collect();
     lines.extend(["control = \"/nowhere/control\"", "nvml = \"/nowhere/nvml\""]);
     lines.push("compute_mode = \"keep\"");
-    fs::write(place.config(), lines.join("\n")).expect("configuration");
-    place.assert_ends_clean("66.srv", "a changed configuration");
+    fs::write(bed.config(), lines.join("\n")).expect("configuration");
+    bed.assert_ends_clean("66.srv", "a changed configuration");
 }
 
 #[test]
 fn an_epilogue_without_a_configuration_says_so_and_looks_in_the_usual_place() {
-    let place = Place::new(fast(1), CONFIG);
-    fs::remove_file(place.config()).expect("remove");
-    place.end("67.srv").complains("usual directories");
+    let bed = NodeBed::new(fast(1), CONFIG);
+    fs::remove_file(bed.config()).expect("remove");
+    bed.end("67.srv").complains("usual directories");
 }
 
 #[test]
 fn a_killed_mpsd_goes_on_serving_and_is_cleaned_up_behind() {
-    for made in [Place::new, Place::without_cgroup] {
-        let place = made(fast(1), CONFIG);
-        place.begin("68.srv", ACCOUNT, "0");
-        assert_served(&place, "68.srv");
-        let mpsd = place.pids("mpsd");
+    for made in [NodeBed::new, NodeBed::without_cgroup] {
+        let bed = made(fast(1), CONFIG);
+        bed.begin("68.srv", ACCOUNT, "0");
+        assert_served(&bed, "68.srv");
+        let mpsd = bed.pids("mpsd");
         assert_eq!(mpsd.len(), 1);
         kill(mpsd[0], Signal::SIGKILL);
-        eventually("mpsd ends", || place.pids("mpsd").is_empty());
-        assert_served(&place, "68.srv");
-        place.assert_ends_clean("68.srv", "a killed mpsd");
+        eventually("mpsd ends", || bed.pids("mpsd").is_empty());
+        assert_served(&bed, "68.srv");
+        bed.assert_ends_clean("68.srv", "a killed mpsd");
     }
 }

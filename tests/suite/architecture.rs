@@ -287,7 +287,7 @@ impl<'ast> Visit<'ast> for Module {
 fn member(field: &syn::ExprField) -> String {
     match &field.member {
         syn::Member::Named(name) => name.to_string(),
-        syn::Member::Unnamed(place) => place.index.to_string(),
+        syn::Member::Unnamed(bed) => bed.index.to_string(),
     }
 }
 
@@ -366,7 +366,7 @@ fn only_a_schedulers_folder_names_it() {
         {
             let name = pair[1].to_lowercase();
             let places = ["batch", "setup"].map(|of| format!("mpsd/{of}/src/{name}"));
-            let is_home = places.iter().any(|place| module.file.starts_with(place))
+            let is_home = places.iter().any(|bed| module.file.starts_with(bed))
                 // The definition of the names.
                 || module.file == "mpsd/core/src/job.rs";
             assert!(is_home, "{} names {}", module.file, pair[1]);

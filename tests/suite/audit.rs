@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tests::place::{Place, fast};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{USER, uid_of};
 use tests::scarcity::alone;
-use tests::stage::{USER, uid_of};
 use tests::syslog::Syslog;
 
 struct Entry<'a>(Vec<(&'a str, &'a str)>);
@@ -35,15 +35,15 @@ impl<'a> Entry<'a> {
 #[test]
 fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
     alone(|| {
-        let place = Place::new(fast(80), "deadline_s = 20\n");
-        let journal = Syslog::hear_journal(&place.directory("room"));
+        let bed = NodeBed::new(fast(80), "deadline_s = 20\n");
+        let journal = Syslog::hear_journal(&bed.directory("room"));
         let list: Vec<String> = (0..80).map(|gpu| gpu.to_string()).collect();
-        place.begin(
+        bed.begin(
             "77.pbs",
             "MPS=true,MPS_THREADS=25,MPS_MEM=4G",
             &list.join(","),
         );
-        place.assert_ends_clean("77.pbs", "an audited job");
+        bed.assert_ends_clean("77.pbs", "an audited job");
 
         let all = journal.lines();
         let [begin, end] = &all[..] else {
@@ -68,7 +68,7 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
             }
             let limits = entry.get("MPSD_LIMITS");
             assert!(limits.starts_with("threads 25 %, memory "), "{limits}");
-            for gpu in place.node.uuids() {
+            for gpu in bed.node.uuids() {
                 entry.has("MPSD_GPU", &gpu);
                 let limit = format!("memory 4096M of {gpu}");
                 assert!(limits.contains(&limit), "{limit}: {limits}");
@@ -85,8 +85,8 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         // A journal that takes no more lines must not delay a job.
         journal.fill();
         let started = Instant::now();
-        place.begin("78.pbs", "MPS=true", "0");
-        place.assert_ends_clean("78.pbs", "a job beside a full journal");
+        bed.begin("78.pbs", "MPS=true", "0");
+        bed.assert_ends_clean("78.pbs", "a job beside a full journal");
         let took = started.elapsed();
         assert!(took < Duration::from_secs(16), "{took:?}");
         assert!(journal.lines().iter().all(|entry| entry == "x"));

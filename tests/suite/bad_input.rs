@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, chmod, prologue_args};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{Ran, USER, chmod, prologue_args};
 
 /// A job without MPS may cost no more than this.
 const FREE: Duration = Duration::from_millis(5);
 
 /// Asserts the exit code, one line on standard error that holds every word, and a node as before.
 #[track_caller]
-fn says(place: &Place, ran: &Ran, code: i32, words: &[&str]) {
+fn says(bed: &NodeBed, ran: &Ran, code: i32, words: &[&str]) {
     assert_eq!(ran.code, Some(code), "{ran:?}");
     assert_eq!(ran.err.lines().count(), 1, "one line: {ran:?}");
     assert!(ran.err.len() < 400, "short: {ran:?}");
@@ -23,28 +23,28 @@ fn says(place: &Place, ran: &Ran, code: i32, words: &[&str]) {
     for word in words {
         ran.complains(word);
     }
-    place.assert_as_before(&ran.err);
+    bed.assert_as_before(&ran.err);
 }
 
 /// The file's run_dir is not the usual one.
 #[test]
 fn a_job_ends_whole_after_its_configuration_has_become_unusable() {
-    let place = Place::new(fast(1), "");
-    let config = place.config();
+    let bed = NodeBed::new(fast(1), "");
+    let config = bed.config();
     let good = fs::read_to_string(&config).expect("configuration");
     for broken in ["no_such_key = 1\n", "max_clients = \n", "]x\n"] {
-        place.begin("12.srv", "MPS=true", "0");
+        bed.begin("12.srv", "MPS=true", "0");
         fs::write(&config, format!("{good}{broken}")).expect("configuration");
-        let end = place.strict_end("12.srv").exits(0);
+        let end = bed.strict_end("12.srv").exits(0);
         end.complains("going on with the directories that it names");
         fs::write(&config, &good).expect("configuration");
-        place.assert_as_before(broken);
+        bed.assert_as_before(broken);
     }
 }
 
 #[test]
 fn an_unknown_user_is_undetermined_and_root_is_refused() {
-    let place = Place::new(fast(1), "deadline_s = 5\n");
+    let bed = NodeBed::new(fast(1), "deadline_s = 5\n");
     let stranger = "nobody-of-this-name";
     for (user, code, words) in [
         (stranger, 2, [stranger, "not known on this node"]),
@@ -52,26 +52,26 @@ fn an_unknown_user_is_undetermined_and_root_is_refused() {
     ] {
         let mut args = prologue_args("12.srv", "MPS=true");
         args[3] = user;
-        says(&place, &place.prologue(&args, &[]), code, &words);
+        says(&bed, &bed.prologue(&args, &[]), code, &words);
     }
 }
 
 /// All at once, because each waits for a scheduler to drain its node.
 #[test]
 fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
-    type Spoil = fn(&Place);
+    type Spoil = fn(&NodeBed);
     let cases: [(Spoil, &[&str]); 3] = [
         // The job's tasks would obey nothing in a run_dir that others could change.
         (
-            |place| chmod(&place.directory("run/jobs"), 0o777),
+            |bed| chmod(&bed.directory("run/jobs"), 0o777),
             &["run_dir: '", "(mode 0777): chmod go-w"],
         ),
         (
-            |place| place.configure("colour = \"red\"\n"),
+            |bed| bed.configure("colour = \"red\"\n"),
             &["mpsd.toml", "colour"],
         ),
         // A user who may write it could make root run any program.
-        (|place| chmod(&place.config(), 0o666), &["mpsd.toml"]),
+        (|bed| chmod(&bed.config(), 0o666), &["mpsd.toml"]),
     ];
     // The place of the node's counters is in the file, or unknown. Those of the usual place are
     // another node's.
@@ -84,10 +84,10 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
         for (spoil, words) in cases {
             let line = &line;
             scope.spawn(move || {
-                let place = Place::new(fast(1), "");
-                spoil(&place);
-                let ran = place.torque_on_gpu_0("14.srv", "MPS=true");
-                says(&place, &ran, 2, &[words, &[line]].concat());
+                let bed = NodeBed::new(fast(1), "");
+                spoil(&bed);
+                let ran = bed.torque_on_gpu_0("14.srv", "MPS=true");
+                says(&bed, &ran, 2, &[words, &[line]].concat());
             });
         }
     });
@@ -96,23 +96,23 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
 
 #[test]
 fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
-    let place = Place::new(fast(1), "");
+    let bed = NodeBed::new(fast(1), "");
     // A program that read this configuration would fail, and so would one that asked NVML on a node
     // without it.
-    fs::write(place.config(), "not = [ a configuration\n").expect("write");
-    fs::remove_file(place.node.nvml()).expect("remove");
-    let (run, state) = (place.path("run"), place.path("state"));
-    let watched = Watched::new(&[place.config(), run, state, place.node.dir().to_owned()]);
+    fs::write(bed.config(), "not = [ a configuration\n").expect("write");
+    fs::remove_file(bed.node.nvml()).expect("remove");
+    let (run, state) = (bed.path("run"), bed.path("state"));
+    let watched = Watched::new(&[bed.config(), run, state, bed.node.dir().to_owned()]);
     for account in ["MPSLAB", "mps_physics", "", "proj42;team=MPS", "MPS=off"] {
         let mut times: Vec<Duration> = Vec::new();
         for _ in 0..20 {
-            let ran = place.torque_on_gpu_0("15.srv", account);
+            let ran = bed.torque_on_gpu_0("15.srv", account);
             ran.prints_only("");
             times.push(ran.took);
         }
         assert_eq!(watched.events(), 0, "{account:?} touched something");
-        place.assert_as_before(account);
-        let made = place.path("run/jobs").exists();
+        bed.assert_as_before(account);
+        let made = bed.path("run/jobs").exists();
         assert!(!made, "{account:?} made a directory");
         watched.events();
         // The slower runs waited for a processor.
@@ -126,7 +126,7 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
         assert!(*fastest < allowed, "{account:?} took {times:?}");
     }
     // The watch itself works: it sees that a job that asks reads the configuration.
-    place.torque_on_gpu_0("15.srv", "MPS=true").exits(2);
+    bed.torque_on_gpu_0("15.srv", "MPS=true").exits(2);
     assert!(watched.events() > 0, "the watch saw nothing");
 }
 
@@ -151,14 +151,14 @@ impl Watched {
 
 #[test]
 fn a_ceiling_is_refused_in_the_words_of_the_place_where_the_request_was_found() {
-    let place = Place::new(fast(1), "[ceilings]\nthreads = 50\n");
+    let bed = NodeBed::new(fast(1), "[ceilings]\nthreads = 50\n");
     let openpbs = |option: &str, text: &str| {
         let words = ["--scheduler", "openpbs", option, text, "--gpus", "0"];
-        place.prologue(&[&words[..], &["57.srv", USER, "nogroup"]].concat(), &[])
+        bed.prologue(&[&words[..], &["57.srv", USER, "nogroup"]].concat(), &[])
     };
     let resource = openpbs("--resource", "on+threads=80");
-    says(&place, &resource, 1, &["mps=threads=80", "ceiling of 50"]);
+    says(&bed, &resource, 1, &["mps=threads=80", "ceiling of 50"]);
     resource.lacks("MPS_THREADS");
     let account = openpbs("--account", "MPS=true,MPS_THREADS=80");
-    says(&place, &account, 1, &["MPS_THREADS=80", "ceiling of 50"]);
+    says(&bed, &account, 1, &["MPS_THREADS=80", "ceiling of 50"]);
 }

@@ -6,41 +6,41 @@ use std::process::Command;
 use std::time::Duration;
 
 use tests::double::look;
-use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, finish, uid_of};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{Ran, USER, finish, uid_of};
 
 pub const JOB: &str = "7.srv";
 
 pub struct Bench {
-    pub place: Place,
+    pub bed: NodeBed,
     verb: &'static str,
 }
 
 impl Bench {
     /// An empty account asks for nothing.
     pub fn new(verb: &'static str, gpus: usize, config: &str, account: &str) -> Self {
-        let place = Place::new(fast(gpus), config);
+        let bed = NodeBed::new(fast(gpus), config);
         for dir in ["work", "peers"] {
-            chown(place.directory(dir), Some(uid_of(USER)), None).expect("chown");
+            chown(bed.directory(dir), Some(uid_of(USER)), None).expect("chown");
         }
         let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-        place.begin(JOB, account, &list.join(","));
-        Self { place, verb }
+        bed.begin(JOB, account, &list.join(","));
+        Self { bed, verb }
     }
 
     /// A path in the directory where the verb runs.
     pub fn work(&self, name: &str) -> PathBuf {
-        self.place.path("work").join(name)
+        self.bed.path("work").join(name)
     }
 
     pub fn script(&self, name: &str, text: &str) -> String {
         let file = self.work(name);
-        tests::stage::script(&file, text);
+        tests::run::script(&file, text);
         file.display().to_string()
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.place.mpsctl_of(USER);
+        let mut command = self.bed.mpsctl_of(USER);
         command.arg(self.verb).args(args).current_dir(self.work(""));
         command.envs([("PATH", "/usr/bin:/bin"), ("PBS_JOBID", JOB)]);
         command
@@ -52,13 +52,13 @@ impl Bench {
 
     /// The job's programs and scripts that still run.
     pub fn left(&self) -> Vec<String> {
-        let work = self.place.path("work");
+        let work = self.bed.path("work");
         let shown = work.display().to_string();
         let is_left = |process: &look::Process| {
             let args = &process.args;
             let is_script = args.iter().any(|arg| arg.contains(&shown))
                 && !args.iter().any(|arg| arg == self.verb);
-            process.exe.starts_with(&work) || process.exe == self.place.node.client() || is_script
+            process.exe.starts_with(&work) || process.exe == self.bed.node.client() || is_script
         };
         let all = look::processes().into_iter().filter(is_left);
         all.map(|process| format!("{process:?}")).collect()
@@ -73,6 +73,6 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = self.place.torque_end(JOB);
+        let _ = self.bed.torque_end(JOB);
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tests::double::look;
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast};
+use tests::node_bed::{NodeBed, Running, eventually, fast};
+use tests::run::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish};
 use tests::scarcity::{Full, Older, Shared, Small, alone};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -33,20 +33,20 @@ fn keeper(line: &str, path: &Path) -> Running {
 }
 
 #[track_caller]
-fn assert_another_is_served(place: &Place, job: &str) {
-    place.openpbs(job, OTHER_USER, ACCOUNT).ok();
-    place.end(job);
+fn assert_another_is_served(bed: &NodeBed, job: &str) {
+    bed.openpbs(job, OTHER_USER, ACCOUNT).ok();
+    bed.end(job);
 }
 
 #[test]
 fn what_a_user_keeps_open_keeps_no_room_from_the_next_job() {
     const FILES: usize = 5000;
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
+        let bed = NodeBed::new(fast(1), CONFIG);
         // The file system of `/run`, of 1 MiB.
-        let _run = Small::over(&place.path("run"), 256, 0o755);
-        place.begin("60.srv", ACCOUNT, "0");
-        let [pipe, log] = ["pipe", "log"].map(|name| place.job("60.srv").join(name));
+        let _run = Small::over(&bed.path("run"), 256, 0o755);
+        bed.begin("60.srv", ACCOUNT, "0");
+        let [pipe, log] = ["pipe", "log"].map(|name| bed.job("60.srv").join(name));
         let without_name = "exec 3>$0/kept; head -c $SIZE /dev/zero >&3; rm $0/kept";
         let kept = [
             keeper(&without_name.replace("$SIZE", "32M"), &pipe),
@@ -56,9 +56,9 @@ fn what_a_user_keeps_open_keeps_no_room_from_the_next_job() {
         assert!(made.count() < FILES, "it takes files without bound");
         let full = fs::write(pipe.join("more"), "x").expect_err("it takes bytes without bound");
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
-        place.end("60.srv");
-        assert_another_is_served(&place, "61.srv");
-        place.assert_as_before("what a user keeps open");
+        bed.end("60.srv");
+        assert_another_is_served(&bed, "61.srv");
+        bed.assert_as_before("what a user keeps open");
         drop(kept);
     });
 }
@@ -68,43 +68,42 @@ fn what_a_user_keeps_open_keeps_no_room_from_the_next_job() {
 #[test]
 fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
-        let _run = Shared::at(&place.path(""));
+        let bed = NodeBed::new(fast(1), CONFIG);
+        let _run = Shared::at(&bed.path(""));
         let first = Full::of(OTHER_USER);
         // Nothing of this boot has made our directory a private mount. A job without bounds would
         // be worse than none.
-        place
-            .torque("70.srv", ACCOUNT, "0")
+        bed.torque("70.srv", ACCOUNT, "0")
             .exits(2)
             .complains("fs.mount-max");
-        place.assert_as_before("a full namespace");
+        bed.assert_as_before("a full namespace");
         drop(first);
-        place.begin("71.srv", ACCOUNT, "0");
-        place.end("71.srv");
+        bed.begin("71.srv", ACCOUNT, "0");
+        bed.end("71.srv");
         let _later = Full::of(OTHER_USER);
-        place.begin("72.srv", ACCOUNT, "0");
-        assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
-        place.assert_ends_clean("72.srv", "a full namespace of later");
+        bed.begin("72.srv", ACCOUNT, "0");
+        assert_eq!(bed.mounts().len(), 2, "{:?}", bed.mounts());
+        bed.assert_ends_clean("72.srv", "a full namespace of later");
     });
 }
 
 /// A CUDA program of `job`'s user by `mpsctl exec`, in the namespace `older`.
-fn exec_within(older: &Older, place: &Place, job: &str) -> Ran {
-    finish(older.within(&place.exec_command(&[], &[("PBS_JOBID", job)])))
+fn exec_within(older: &Older, bed: &NodeBed, job: &str) -> Ran {
+    finish(older.within(&bed.exec_command(&[], &[("PBS_JOBID", job)])))
 }
 
 #[test]
 fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
+        let bed = NodeBed::new(fast(1), CONFIG);
         let older = Older::start();
-        place.begin("64.srv", ACCOUNT, "0");
-        let ran = exec_within(&older, &place, "64.srv");
+        bed.begin("64.srv", ACCOUNT, "0");
+        let ran = exec_within(&older, &bed, "64.srv");
         assert_ne!(ran.code, Some(0), "{ran:?}");
         ran.complains("this process does not see").prints_nothing();
-        let ran = exec_within(&Older::start(), &place, "64.srv").ok();
+        let ran = exec_within(&Older::start(), &bed, "64.srv").ok();
         ran.prints("\"under_mps\":true");
-        place.assert_ends_clean("64.srv", "an older namespace");
+        bed.assert_ends_clean("64.srv", "an older namespace");
     });
 }
 
@@ -113,18 +112,18 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
 #[test]
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {
-        let place = Place::new(fast(2), CONFIG);
+        let bed = NodeBed::new(fast(2), CONFIG);
         let mut older = Older::start();
-        older.keep_for(&place.path("containers"), "65.srv");
-        place.begin("65.srv", ACCOUNT, "0");
-        assert!(place.mounts().is_empty(), "{:?}", place.mounts());
-        let ran = exec_within(&older, &place, "65.srv").ok();
+        older.keep_for(&bed.path("containers"), "65.srv");
+        bed.begin("65.srv", ACCOUNT, "0");
+        assert!(bed.mounts().is_empty(), "{:?}", bed.mounts());
+        let ran = exec_within(&older, &bed, "65.srv").ok();
         ran.prints("\"under_mps\":true");
         // A namespace of another job than this one.
-        place.begin("66.srv", "MPS=true,MPS_THREADS=25", "1");
-        assert_eq!(place.mounts().len(), 2);
-        place.end("66.srv");
-        place.assert_ends_clean("65.srv", "a job's own namespace");
+        bed.begin("66.srv", "MPS=true,MPS_THREADS=25", "1");
+        assert_eq!(bed.mounts().len(), 2);
+        bed.end("66.srv");
+        bed.assert_ends_clean("65.srv", "a job's own namespace");
     });
 }
 
@@ -133,16 +132,16 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
 #[test]
 fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
+        let bed = NodeBed::new(fast(1), CONFIG);
         let older = Older::start();
-        place.begin("67.srv", ACCOUNT, "0");
+        bed.begin("67.srv", ACCOUNT, "0");
         let newer = Older::start();
-        let mut epilogue = place.command("mps-epilogue");
+        let mut epilogue = bed.command("mps-epilogue");
         epilogue.arg("--strict").args(epilogue_args("67.srv"));
         finish(older.within(&epilogue)).ok();
         let copies = finish(newer.within(Command::new("/bin/cat").arg("/proc/self/mounts")));
         copies.prints(" / ").lacks("67.srv");
-        place.assert_as_before("an epilogue in an older namespace");
+        bed.assert_as_before("an epilogue in an older namespace");
     });
 }
 
@@ -151,17 +150,17 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
 #[test]
 fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoever_waits_for_it() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
-        let _hidden = Small::over(&place.path("run"), 256, 0o755);
-        place.begin("68.srv", ACCOUNT, "0");
-        let pipe = place.job("68.srv").join("pipe");
+        let bed = NodeBed::new(fast(1), CONFIG);
+        let _hidden = Small::over(&bed.path("run"), 256, 0o755);
+        bed.begin("68.srv", ACCOUNT, "0");
+        let pipe = bed.job("68.srv").join("pipe");
         let at = pipe.join("deep/fuse");
         fs::create_dir_all(&at).expect("directory");
-        let (hung, device) = match Hung::over_own_reads(&at, tests::stage::uid_of(USER)) {
+        let (hung, device) = match Hung::over_own_reads(&at, tests::run::uid_of(USER)) {
             Ok(both) => both,
             Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
         };
-        let mut command = as_user(USER, place.node.control());
+        let mut command = as_user(USER, bed.node.control());
         command.env_clear().env("MPS_DOUBLE_LISTS", &pipe);
         command.env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
         // The file system is dropped first, because nothing else ends the process.
@@ -172,8 +171,8 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
         waits.0.kill().expect("SIGKILL");
         std::thread::sleep(Duration::from_millis(300));
         assert!(!waits.has_ended(), "SIGKILL ends it: nothing is tried");
-        place.end("68.srv");
+        bed.end("68.srv");
         eventually("the process ends", || waits.has_ended());
-        place.assert_as_before("a user's file system");
+        bed.assert_as_before("a user's file system");
     });
 }

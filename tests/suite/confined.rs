@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use tests::place::{Place, Running, eventually, fast, status_of};
+use tests::node_bed::{NodeBed, Running, eventually, fast, status_of};
+use tests::run::{THREE, USER, as_user, finish};
 use tests::scarcity::alone;
-use tests::stage::{THREE, USER, as_user, finish};
 use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -19,9 +19,9 @@ fn can_debug(pid: u32) -> bool {
 
 #[test]
 fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
-    let place = Place::with_job(fast(1), CONFIG, "1.pbs", "MPS=true,MPS_THREADS=25", "0");
+    let bed = NodeBed::with_job(fast(1), CONFIG, "1.pbs", "MPS=true,MPS_THREADS=25", "0");
     for name in THREE {
-        let pids = place.pids(name);
+        let pids = bed.pids(name);
         assert_eq!(pids.len(), 1, "{name}: {pids:?}");
         let found =
             ["CapBnd", "CapEff", "NoNewPrivs", "Seccomp"].map(|line| status_of(pids[0], line));
@@ -35,7 +35,7 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
         status_of(own.pid(), "Name") == "sleep"
     });
     assert!(can_debug(own.pid()));
-    place.assert_ends_clean("1.pbs", "confined");
+    bed.assert_ends_clean("1.pbs", "confined");
 }
 
 /// The kernel lets members of the daemons' group debug the daemons, and root names the members.
@@ -43,11 +43,11 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
 fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
     alone(|| {
         let group = users::get_group_by_name("nogroup").expect("group").gid();
-        let place = Place::new(fast(1), CONFIG);
-        let log = Syslog::hear(&place.directory("room"));
+        let bed = NodeBed::new(fast(1), CONFIG);
+        let log = Syslog::hear(&bed.directory("room"));
         for (daemon_group, told) in [(65_530, 0), (group, 1), (0, 0)] {
-            place.configure(&format!("{CONFIG}daemon_group = {daemon_group}\n"));
-            place.begin("4.pbs", "MPS=true", "0");
+            bed.configure(&format!("{CONFIG}daemon_group = {daemon_group}\n"));
+            bed.begin("4.pbs", "MPS=true", "0");
             let lines = log.lines();
             let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
             let what = format!(
@@ -56,16 +56,16 @@ fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
             assert_eq!(count(&what), told, "{daemon_group}: {lines:?}");
             let ready = format!("job 4.pbs: MPS ready for user '{USER}'");
             assert!(count(&ready) > 0, "{lines:?}");
-            place.assert_ends_clean("4.pbs", "the daemons' group");
+            bed.assert_ends_clean("4.pbs", "the daemons' group");
         }
     });
 }
 
 #[test]
 fn the_worker_is_confined_and_first_before_it_loads_nvml() {
-    let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
-    let mut prologue = place.start_torque("3.pbs", "MPS=true", "0");
-    let pid = place.nvml_worker_comes();
+    let bed = NodeBed::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
+    let mut prologue = bed.start_torque("3.pbs", "MPS=true", "0");
+    let pid = bed.nvml_worker_comes();
     let found = ["NoNewPrivs", "Seccomp"].map(|line| status_of(pid, line));
     assert_eq!(found, ["1", "2"]);
     // Both run before a flood of users' processes (proc_pid_stat(5), field 18).

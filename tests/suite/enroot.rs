@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
-use tests::stage::{Ran, finish};
+use tests::run::{Ran, finish};
 
 const HOOK: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),

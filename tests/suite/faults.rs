@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 use tests::double::mig;
 use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
-use tests::place::{Place, fast, kill, side_by_side};
-use tests::stage::USER;
+use tests::node_bed::{NodeBed, fast, kill, side_by_side};
+use tests::run::USER;
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
@@ -113,49 +113,49 @@ fn check(row: &str) {
         return check_end(outcome, word, name, &change);
     }
     let node = fast(1).describe(|node| changed(node, &change));
-    let place = Place::new(node, CONFIG);
+    let bed = NodeBed::new(node, CONFIG);
     // Only a job that is proved to be alone has the mode of its GPU changed.
     let ran = match change.starts_with("nvml.set_") {
-        true => place.torque("50.srv", ACCOUNT, "0"),
-        false => place.openpbs("50.srv", USER, ACCOUNT),
+        true => bed.torque("50.srv", ACCOUNT, "0"),
+        false => bed.openpbs("50.srv", USER, ACCOUNT),
     };
     println!("{name}: {}", ran.err.trim_end());
     assert!(ran.took < LATEST, "{name}: {ran:?}");
     assert!(!ran.err.contains('\x1b'), "{name}: {ran:?}");
     if outcome == "ready" {
         ran.ok();
-        place.end("50.srv").within(LATEST);
+        bed.end("50.srv").within(LATEST);
     } else {
-        assert_eq!(outcome == "fault", is_drained(&place, word), "{name}");
+        assert_eq!(outcome == "fault", is_drained(&bed, word), "{name}");
         ran.clone().exits(2).complains(word);
         // A fault has a second line: no scheduler takes the drain.
         let lines = if outcome == "fault" { 2 } else { 1 };
         assert_eq!(ran.err.lines().count(), lines, "{ran:?}");
     }
-    place.assert_as_before(name);
+    bed.assert_as_before(name);
 }
 
 fn check_end(outcome: &str, word: &str, name: &str, change: &str) {
-    let mut place = Place::with_job(fast(1), CONFIG, "50.srv", ACCOUNT, "0");
-    place.node.change(|node| changed(node, change));
-    let end = place.strict_end("50.srv").exits(2);
+    let mut bed = NodeBed::with_job(fast(1), CONFIG, "50.srv", ACCOUNT, "0");
+    bed.node.change(|node| changed(node, change));
+    let end = bed.strict_end("50.srv").exits(2);
     end.within(LATEST);
     // The daemons are stopped even so.
-    assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
+    assert!(bed.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
     if outcome == "fault" {
         // The scheduler did not take the drain. Until it does, this node starts no MPS job.
-        let refused = place.torque("53.srv", ACCOUNT, "0").exits(2);
+        let refused = bed.torque("53.srv", ACCOUNT, "0").exits(2);
         refused.complains("waits for its scheduler");
     }
-    assert_eq!(outcome == "fault", is_drained(&place, word), "{name}");
-    place.node.change(|node| node.nvml = NvmlFaults::default());
-    place.end("50.srv");
-    place.assert_as_before(name);
+    assert_eq!(outcome == "fault", is_drained(&bed, word), "{name}");
+    bed.node.change(|node| node.nvml = NvmlFaults::default());
+    bed.end("50.srv");
+    bed.assert_as_before(name);
 }
 
 /// Whether the node is drained, with this word of the reason.
-fn is_drained(place: &Place, word: &str) -> bool {
-    let drains = place.take_drains();
+fn is_drained(bed: &NodeBed, word: &str) -> bool {
+    let drains = bed.take_drains();
     assert!(
         drains.iter().all(|drain| drain.contains(word)),
         "{drains:?}"
@@ -180,9 +180,9 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
         (Signal::SIGKILL, 0),
         (Signal::SIGABRT, 0),
     ] {
-        let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
-        let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
-        let worker = place.nvml_worker_comes();
+        let bed = NodeBed::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
+        let mut prologue = bed.start_torque("55.srv", ACCOUNT, "0");
+        let worker = bed.nvml_worker_comes();
         kill(worker, signal);
         if signal == Signal::SIGSEGV {
             // The standard library ignores a first SIGSEGV from outside as a stray. A real crash
@@ -191,8 +191,8 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
             kill(worker, signal);
         }
         assert_eq!(prologue.wait(), Some(2), "{signal}");
-        assert_eq!(place.take_drains().len(), drained, "{signal}");
-        place.assert_as_before(signal.as_str());
+        assert_eq!(bed.take_drains().len(), drained, "{signal}");
+        bed.assert_as_before(signal.as_str());
         figures::tell("faults", 1);
     }
 }
@@ -200,9 +200,9 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
 /// A user whom the site lets divide GPUs can remove a MIG device at any time.
 #[test]
 fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
-    let mut place = Place::new(fast(1).divided(0, 3), CONFIG);
+    let mut bed = NodeBed::new(fast(1).divided(0, 3), CONFIG);
     let device = mig(0, 0).uuid;
-    let begin = |place: &Place, job: &str| {
+    let begin = |bed: &NodeBed, job: &str| {
         let args = [
             "--scheduler",
             "openpbs",
@@ -211,12 +211,12 @@ fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
             "--gpus",
             &device,
         ];
-        place.prologue(&[&args[..], &[job, USER, "nogroup"]].concat(), &[])
+        bed.prologue(&[&args[..], &[job, USER, "nogroup"]].concat(), &[])
     };
-    begin(&place, "56.srv").ok();
-    place.node.change(|node| drop(node.gpu[0].mig.remove(0)));
-    place.end("56.srv");
-    begin(&place, "57.srv").exits(2).complains("divided again");
-    place.assert_as_before("a MIG device that went away");
+    begin(&bed, "56.srv").ok();
+    bed.node.change(|node| drop(node.gpu[0].mig.remove(0)));
+    bed.end("56.srv");
+    begin(&bed, "57.srv").exits(2).complains("divided again");
+    bed.assert_as_before("a MIG device that went away");
     figures::tell("faults", 1);
 }

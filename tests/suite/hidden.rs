@@ -5,9 +5,9 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tempfile::TempDir;
-use tests::place::{Place, fast};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{THREE, USER, as_user, finish};
 use tests::scarcity::{Shared, Small, alone};
-use tests::stage::{THREE, USER, as_user, finish};
 use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 12\n";
@@ -18,7 +18,7 @@ const MAJOR: u64 = 195;
 
 /// A node with four GPUs that have device files, in a `/dev` of this thread, which hears its log.
 struct Node {
-    place: Place,
+    bed: NodeBed,
     log: Syslog,
     _room: TempDir,
 }
@@ -32,16 +32,16 @@ impl Node {
             let _ = std::fs::remove_file(&file);
             let device = makedev(MAJOR, minor);
             mknod(file.as_str(), SFlag::S_IFCHR, Mode::empty(), device).expect("a device file");
-            tests::stage::chmod(Path::new(&file), 0o666);
+            tests::run::chmod(Path::new(&file), 0o666);
         }
         let node = fast(4).describe(|node| {
             for (number, gpu) in node.gpu.iter_mut().enumerate() {
                 gpu.device = Some(format!("/dev/nvidia{number}").into());
             }
         });
-        let place = Place::new(node, CONFIG);
+        let bed = NodeBed::new(node, CONFIG);
         Self {
-            place,
+            bed,
             log,
             _room: room,
         }
@@ -83,14 +83,14 @@ fn taken_over(pid: u32) -> Command {
 fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
     alone(|| {
         let node = Node::new();
-        let place = &node.place;
-        let _run = Shared::at(&place.path(""));
-        place.begin("80.srv", "MPS=true,MPS_THREADS=25", "2");
+        let bed = &node.bed;
+        let _run = Shared::at(&bed.path(""));
+        bed.begin("80.srv", "MPS=true,MPS_THREADS=25", "2");
         for name in THREE {
-            let pid = place.pids(name)[0];
+            let pid = bed.pids(name)[0];
             let ran = finish(taken_over(pid)).ok();
             assert_eq!(ran.out, "opens /dev/nvidia2\n", "{name}");
-            let later = place.directory(&format!("later-{name}"));
+            let later = bed.directory(&format!("later-{name}"));
             let _later = Small::seen_by_all(&later, 8, 0o755);
             let mounts =
                 std::fs::read_to_string(format!("/proc/{pid}/mounts")).expect("its mounts");
@@ -103,8 +103,8 @@ fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
         assert!(!own.contains("/dev/nvidia"), "{own}");
         let ran = finish(as_user(USER, "/bin/sh").args(["-c", TAKES])).ok();
         ran.prints(ALL);
-        place.served("80.srv", &[]);
-        place.assert_ends_clean("80.srv", "hidden device files");
+        bed.served("80.srv", &[]);
+        bed.assert_ends_clean("80.srv", "hidden device files");
     });
 }
 
@@ -114,15 +114,15 @@ fn where_no_namespace_can_be_made_a_job_starts_as_on_a_node_without_that_and_the
     alone(|| {
         let node = Node::new();
         let words = ["/usr/bin/setpriv", "--bounding-set", "-sys_admin", "--"];
-        let mut prologue = node.place.command_by(&words, "mps-prologue");
-        finish(prologue.args(tests::stage::openpbs_args("83.srv", USER, "MPS=true"))).ok();
-        let pid = node.place.pids(THREE[0])[0];
+        let mut prologue = node.bed.command_by(&words, "mps-prologue");
+        finish(prologue.args(tests::run::openpbs_args("83.srv", USER, "MPS=true"))).ok();
+        let pid = node.bed.pids(THREE[0])[0];
         finish(taken_over(pid)).ok().prints(ALL);
         let lines = node.log.lines();
         let told =
             |line: &String| line.contains("job 83.srv: its daemons see every GPU of the node");
         assert!(lines.iter().any(told), "{lines:?}");
-        node.place
+        node.bed
             .assert_ends_clean("83.srv", "a start without a namespace");
     });
 }

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use nix::sys::resource::{Resource, getrlimit};
-use tests::place::{Place, fast, status_of};
-use tests::stage::{
+use tests::node_bed::{NodeBed, fast, status_of};
+use tests::run::{
     THREE, USER, finish, openpbs_args, prologue_on_gpu_0, script, strict_epilogue_args, uid_of,
 };
 
@@ -18,21 +18,21 @@ const ENDING: u64 = 1 << 0 | 1 << 1 | 1 << 14;
 
 #[test]
 fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
-    let place = Place::new(fast(1), CONFIG);
+    let bed = NodeBed::new(fast(1), CONFIG);
     // A file of root's that our caller left open for us.
-    let secret = place.path("secret");
+    let secret = bed.path("secret");
     fs::write(&secret, "root's").expect("write");
     let leaked = fs::File::open(&secret).expect("open");
     let inherited = nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty());
     nix::fcntl::fcntl(&leaked, inherited).expect("fcntl");
-    let mut command = place.command_by(&["/usr/bin/prlimit", "--nofile=64:"], "mps-prologue");
+    let mut command = bed.command_by(&["/usr/bin/prlimit", "--nofile=64:"], "mps-prologue");
     finish(command.args(openpbs_args("86.srv", USER, ACCOUNT))).ok();
     drop(leaked);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     let files = format!("Max open files {} {most} files", most.min(16_384));
     let uid = uid_of(USER).to_string();
     for name in THREE {
-        let pid = place.pids(name)[0];
+        let pid = bed.pids(name)[0];
         let status = |key: &str| status_of(pid, key);
         let words = |key: &str| -> Vec<String> {
             status(key).split_whitespace().map(str::to_owned).collect()
@@ -78,7 +78,7 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
             assert!(fine, "{name} holds '{target}'");
         }
     }
-    place.assert_ends_clean("86.srv", "privileges");
+    bed.assert_ends_clean("86.srv", "privileges");
 }
 
 /// Whether a process can only write to this descriptor (`/proc/PID/fdinfo`, octal flags).
@@ -92,8 +92,8 @@ fn is_written_only(pid: u32, fd: &Path) -> bool {
 
 #[test]
 fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_decision() {
-    let place = Place::new(fast(1), CONFIG);
-    let (evil, owned) = (place.directory("evil"), place.path("owned"));
+    let bed = NodeBed::new(fast(1), CONFIG);
+    let (evil, owned) = (bed.directory("evil"), bed.path("owned"));
     for name in [
         "nvidia-cuda-mps-control",
         "mpsd",
@@ -121,7 +121,7 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
         ("SECRET_OF_ROOT", "yes"),
     ];
     let args = prologue_on_gpu_0("87.srv", ACCOUNT);
-    place.prologue(&args, &tricks).ok();
+    bed.prologue(&args, &tricks).ok();
     let allowed: BTreeSet<&str> = [
         "PATH",
         "CUDA_MPS_PIPE_DIRECTORY",
@@ -132,7 +132,7 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
     .into();
     for name in THREE {
         let environment =
-            fs::read(format!("/proc/{}/environ", place.pids(name)[0])).expect("environ");
+            fs::read(format!("/proc/{}/environ", bed.pids(name)[0])).expect("environ");
         for variable in environment.split(|b| *b == 0).filter(|v| !v.is_empty()) {
             let text = String::from_utf8_lossy(variable);
             let is_rooted = text.contains(&evil) || text.contains("garbage");
@@ -144,18 +144,18 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
         }
     }
     assert!(!owned.exists(), "something of the user's was run by root");
-    place.assert_ends_clean("87.srv", "tricks with the environment");
+    bed.assert_ends_clean("87.srv", "tricks with the environment");
 }
 
 /// The scheduler's daemon may have such a limit. Only the soft limit is tested: root in a container
 /// may not raise the hard one.
 #[test]
 fn a_limit_of_a_files_size_ends_no_program_of_roots() {
-    let place = Place::new(fast(1), "deadline_s = 3\nshared_gpus = true\n");
+    let bed = NodeBed::new(fast(1), "deadline_s = 3\nshared_gpus = true\n");
     let jobs = ["76.srv", "77.srv"];
     let run = |program: &str, args: &[&str]| {
         let limited = ["/usr/bin/prlimit", "--fsize=0:unlimited"];
-        let ran = finish(place.command_by(&limited, program).args(args));
+        let ran = finish(bed.command_by(&limited, program).args(args));
         assert_eq!(ran.code, Some(0), "{ran:?}");
     };
     for job in jobs {
@@ -164,5 +164,5 @@ fn a_limit_of_a_files_size_ends_no_program_of_roots() {
     for job in jobs {
         run("mps-epilogue", &strict_epilogue_args(job));
     }
-    place.assert_as_before("a limit of a file's size");
+    bed.assert_as_before("a limit of a file's size");
 }

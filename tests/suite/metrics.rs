@@ -12,20 +12,20 @@ use serde_json::Value;
 use tests::double::frozen::Frozen;
 use tests::double::node::Counts;
 use tests::fuse::Hung;
-use tests::place::{Place, eventually, fast, kill};
+use tests::node_bed::{NodeBed, eventually, fast, kill};
+use tests::run::{Ran, USER};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER};
 
 const SOON: Duration = Duration::from_secs(5);
 
 type Samples = BTreeMap<String, f64>;
 
-fn metrics(place: &Place, args: &[&str]) -> Ran {
-    place.mpsctl(&[&["metrics"], args].concat())
+fn metrics(bed: &NodeBed, args: &[&str]) -> Ran {
+    bed.mpsctl(&[&["metrics"], args].concat())
 }
 
-fn textfile(place: &Place, dir: &Path) -> Ran {
-    metrics(place, &["--textfile", dir.to_str().expect("a path")])
+fn textfile(bed: &NodeBed, dir: &Path) -> Ran {
+    metrics(bed, &["--textfile", dir.to_str().expect("a path")])
 }
 
 fn samples(page: &str) -> Samples {
@@ -38,8 +38,8 @@ fn samples(page: &str) -> Samples {
 }
 
 #[track_caller]
-fn page(place: &Place) -> Samples {
-    let ran = metrics(place, &[]).ok();
+fn page(bed: &NodeBed) -> Samples {
+    let ran = metrics(bed, &[]).ok();
     assert_eq!(ran.err, "", "{ran:?}");
     let samples = samples(&ran.out);
     for name in samples.keys() {
@@ -63,21 +63,21 @@ fn is(page: &Samples, sample: &str, value: f64) {
 
 #[test]
 fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_that_ended() {
-    let mut place = Place::new(fast(2), "[reports]\nkeep = 1\n");
-    let empty = page(&place);
+    let mut bed = NodeBed::new(fast(2), "[reports]\nkeep = 1\n");
+    let empty = page(&bed);
     is(&empty, "mpsd_jobs{state=\"ready\"}", 0.0);
     is(&empty, "mpsd_jobs_begun_total", 0.0);
     assert!(!empty.contains_key("mpsd_nvml_up"), "NVML: {empty:?}");
 
-    place.begin("7.srv", "MPS=true", "0,1");
+    bed.begin("7.srv", "MPS=true", "0,1");
     let first_gpu = [("CUDA_VISIBLE_DEVICES", "0")];
-    let client = place.attached("7.srv", &["--hold", "60", "--busy"], &first_gpu);
-    let uuids = place.node.uuids();
+    let client = bed.attached("7.srv", &["--hold", "60", "--busy"], &first_gpu);
+    let uuids = bed.node.uuids();
     let of = |name: &str, n: usize| {
         let uuid = &uuids[n];
         format!("{name}{{jobid=\"7.srv\",gpu=\"{n}\",uuid=\"{uuid}\"}}")
     };
-    let now = page(&place);
+    let now = page(&bed);
     let lost = "mpsd_job_daemons_lost{jobid=\"7.srv\"}";
     is(&now, "mpsd_jobs{state=\"ready\"}", 1.0);
     is(&now, "mpsd_jobs_begun_total", 1.0);
@@ -90,29 +90,28 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
     assert!(used > f64::from(1 << 20), "{now:?}");
     is(&now, &of("mpsd_job_memory_bytes", 1), 0.0);
 
-    kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+    kill(bed.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
     eventually("the lost daemon is counted", || {
-        page(&place).get(lost) == Some(&1.0)
+        page(&bed).get(lost) == Some(&1.0)
     });
     drop(client);
-    place.assert_ends_clean("7.srv", "a job that was looked at");
+    bed.assert_ends_clean("7.srv", "a job that was looked at");
 
     for account in ["MPS=true,MPS_THREADS=300", "MPS=true,MPS_MEM=1000G"] {
-        place.torque("8.srv", account, "0").exits(1);
-        place.strict_end("8.srv");
+        bed.torque("8.srv", account, "0").exits(1);
+        bed.strict_end("8.srv");
     }
-    place
-        .node
+    bed.node
         .change(|node| node.faults.start = "exits".to_owned());
-    place.openpbs("9.srv", USER, "MPS=true").exits(2);
-    place.node.change(|node| node.faults.start = String::new());
-    place.strict_end("9.srv");
+    bed.openpbs("9.srv", USER, "MPS=true").exits(2);
+    bed.node.change(|node| node.faults.start = String::new());
+    bed.strict_end("9.srv");
 
     for job in ["10.srv", "11.srv"] {
-        place.begin(job, "MPS=true", "0");
-        place.assert_ends_clean(job, "more jobs than reports are kept");
+        bed.begin(job, "MPS=true", "0");
+        bed.assert_ends_clean(job, "more jobs than reports are kept");
     }
-    let after = page(&place);
+    let after = page(&bed);
     let of_jobs = after.keys().filter(|name| name.contains("jobid="));
     assert_eq!(of_jobs.count(), 0, "{after:?}");
     for (sample, value) in [
@@ -134,31 +133,31 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
 /// The alert that a node's configuration is broken must not need a working configuration.
 #[test]
 fn a_broken_configuration_is_a_number_and_its_faults_are_counted() {
-    let place = Place::new(fast(1), "deadline_s = 3\n");
-    is(&page(&place), "mpsd_config_usable", 1.0);
-    place.configure("deadline_s = 3\ncolour = \"red\"\n");
-    place.torque_on_gpu_0("18.srv", "MPS=true").exits(2);
-    let dir = place.directory("textfile");
-    let ran = textfile(&place, &dir).ok();
+    let bed = NodeBed::new(fast(1), "deadline_s = 3\n");
+    is(&page(&bed), "mpsd_config_usable", 1.0);
+    bed.configure("deadline_s = 3\ncolour = \"red\"\n");
+    bed.torque_on_gpu_0("18.srv", "MPS=true").exits(2);
+    let dir = bed.directory("textfile");
+    let ran = textfile(&bed, &dir).ok();
     ran.complains("unknown key 'colour'");
     let text = fs::read_to_string(dir.join("mpsd.prom")).expect("text");
     let broken = samples(&text);
     is(&broken, "mpsd_config_usable", 0.0);
     is(&broken, "mpsd_starts_failed_total{kind=\"fault\"}", 1.0);
-    place.configure("");
-    let mended = page(&place);
+    bed.configure("");
+    let mended = page(&bed);
     is(&mended, "mpsd_config_usable", 1.0);
     is(&mended, "mpsd_starts_failed_total{kind=\"fault\"}", 1.0);
 }
 
 #[test]
 fn the_textfile_is_whole_readable_and_never_written_through_a_link() {
-    let place = Place::new(fast(1), "");
-    let dir = place.directory("textfile");
-    let other = place.path("other");
+    let bed = NodeBed::new(fast(1), "");
+    let dir = bed.directory("textfile");
+    let other = bed.path("other");
     fs::write(&other, "kept").expect("file");
     symlink(&other, dir.join("mpsd.prom")).expect("a link");
-    textfile(&place, &dir).ok().prints_nothing();
+    textfile(&bed, &dir).ok().prints_nothing();
     let file = dir.join("mpsd.prom");
     let about = fs::symlink_metadata(&file).expect("the file");
     assert!(
@@ -170,40 +169,40 @@ fn the_textfile_is_whole_readable_and_never_written_through_a_link() {
     assert_eq!(fs::read_to_string(&other).expect("text"), "kept");
     assert_eq!(fs::read_dir(&dir).expect("listed").count(), 1);
 
-    let link = place.path("linked");
+    let link = bed.path("linked");
     symlink(&dir, &link).expect("a link");
-    for wrong in [link, place.path("absent")] {
-        let ran = textfile(&place, &wrong).exits(2);
+    for wrong in [link, bed.path("absent")] {
+        let ran = textfile(&bed, &wrong).exits(2);
         ran.complains("mpsd.prom");
         assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
     }
-    let ran = place.mpsctl_as(USER, &["metrics"], &[]).exits(1);
+    let ran = bed.mpsctl_as(USER, &["metrics"], &[]).exits(1);
     ran.complains("root");
 }
 
 #[test]
 fn two_writers_of_the_textfile_take_turns() {
-    let place = Place::new(fast(1), "");
-    let dir = place.directory("textfile");
+    let bed = NodeBed::new(fast(1), "");
+    let dir = bed.directory("textfile");
     let name = dir.display().to_string().replace('/', "-");
-    let file = fs::File::create(place.path(&format!("run/.{name}.lock"))).expect("the lock");
+    let file = fs::File::create(bed.path(&format!("run/.{name}.lock"))).expect("the lock");
     let held = Flock::lock(file, FlockArg::LockExclusive).expect("the lock");
-    let ran = textfile(&place, &dir).exits(2);
+    let ran = textfile(&bed, &dir).exits(2);
     ran.within(SOON).complains("still locked");
     assert!(!dir.join("mpsd.prom").exists());
     drop(held);
-    textfile(&place, &dir).ok();
+    textfile(&bed, &dir).ok();
     assert_eq!(fs::read_dir(&dir).expect("listed").count(), 1);
 }
 
 #[test]
 fn while_one_process_hangs_in_nvml_no_look_starts_another() {
-    let mut place = Place::new(fast(1), "");
-    place.begin("16.srv", "MPS=true", "0");
-    place.node.change(|node| node.nvml.calls_hang = true);
+    let mut bed = NodeBed::new(fast(1), "");
+    bed.begin("16.srv", "MPS=true", "0");
+    bed.node.change(|node| node.nvml.calls_hang = true);
     let frozen = std::thread::scope(|scope| {
-        let look = scope.spawn(|| metrics(&place, &[]));
-        let frozen = Frozen::new(&[place.nvml_worker_comes()]);
+        let look = scope.spawn(|| metrics(&bed, &[]));
+        let frozen = Frozen::new(&[bed.nvml_worker_comes()]);
         let ran = look.join().expect("a look");
         is(&samples(&ran.out), "mpsd_nvml_up", 0.0);
         frozen
@@ -214,43 +213,43 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
             return println!("not tried here, this machine has no version-1 freezer: {why}");
         }
     };
-    let first = place.nvml_worker().expect("it outlived SIGKILL");
-    let ran = metrics(&place, &[]).exits(2);
+    let first = bed.nvml_worker().expect("it outlived SIGKILL");
+    let ran = metrics(&bed, &[]).exits(2);
     is(&samples(&ran.out), "mpsd_nvml_up", 0.0);
     ran.complains(format!("NVML is not asked: process {first}"));
     drop(frozen);
-    eventually("the process ends", || place.nvml_worker().is_none());
-    place.node.change(|node| node.nvml.calls_hang = false);
-    is(&page(&place), "mpsd_nvml_up", 1.0);
-    place.assert_ends_clean("16.srv", "a job beside a process that hung in NVML");
+    eventually("the process ends", || bed.nvml_worker().is_none());
+    bed.node.change(|node| node.nvml.calls_hang = false);
+    is(&page(&bed), "mpsd_nvml_up", 1.0);
+    bed.assert_ends_clean("16.srv", "a job beside a process that hung in NVML");
 }
 
 #[test]
 fn neither_a_users_directory_nor_a_disk_that_does_not_answer_holds_anything_up() {
     alone(|| {
-        let place = Place::new(fast(2), "");
+        let bed = NodeBed::new(fast(2), "");
         // For its mount namespace, which belongs to this thread.
-        let _hidden = Small::over(&place.path("run"), 256, 0o755);
-        place.begin("13.srv", "MPS=true", "0");
-        place.begin("19.srv", "MPS=true", "1");
+        let _hidden = Small::over(&bed.path("run"), 256, 0o755);
+        bed.begin("13.srv", "MPS=true", "0");
+        bed.begin("19.srv", "MPS=true", "1");
         let of_root = |at: &Path, _| Hung::over_changes(at, 0);
-        let Some((_, hung)) = place.hung("state/reports", of_root) else {
+        let Some((_, hung)) = bed.hung("state/reports", of_root) else {
             return;
         };
-        let ran = metrics(&place, &[]).exits(2);
+        let ran = metrics(&bed, &[]).exits(2);
         assert!(hung.holds_somebody(), "nobody asked that disk: {ran:?}");
         ran.within(SOON).complains("the counters");
         is(&samples(&ran.out), "mpsd_jobs{state=\"ready\"}", 2.0);
-        let refused = place.torque("15.srv", "MPS=true,MPS_THREADS=300", "0");
+        let refused = bed.torque("15.srv", "MPS=true,MPS_THREADS=300", "0");
         refused.exits(1).within(SOON);
-        place.end("19.srv").within(SOON);
+        bed.end("19.srv").within(SOON);
         drop(hung);
 
-        let hung = Hung::over(&place.job("13.srv").join("pipe"), 0).expect("FUSE");
-        is(&page(&place), "mpsd_jobs{state=\"ready\"}", 1.0);
+        let hung = Hung::over(&bed.job("13.srv").join("pipe"), 0).expect("FUSE");
+        is(&page(&bed), "mpsd_jobs{state=\"ready\"}", 1.0);
         assert!(!hung.holds_somebody(), "root looked into it");
         drop(hung);
-        place.assert_ends_clean("13.srv", "a job whose directory did not answer");
+        bed.assert_ends_clean("13.srv", "a job whose directory did not answer");
     });
 }
 
@@ -264,12 +263,12 @@ fn names(text: &str) -> BTreeSet<&str> {
 #[test]
 fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counted_at_its_end() {
     let node = fast(1).describe(|node| node.gpu[0].counts = Some(Counts::NARROW));
-    let place = Place::with_job(node, "", "17.srv", "MPS=true,MPS_MEM=job=4G", "0");
+    let bed = NodeBed::with_job(node, "", "17.srv", "MPS=true,MPS_MEM=job=4G", "0");
     let args = ["--hold", "60", "--busy"];
-    let clients = [(); 2].map(|()| place.attached("17.srv", &args, &[]));
+    let clients = [(); 2].map(|()| bed.attached("17.srv", &args, &[]));
     let mut now = Samples::new();
     eventually("two looks", || {
-        now = page(&place);
+        now = page(&bed);
         let mut names = now.keys();
         names.any(|name| name.starts_with("mpsd_job_energy_joules_total"))
     });
@@ -286,7 +285,7 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
     let shown: BTreeSet<&str> = names(dashboard).union(&names(rules)).copied().collect();
     assert_eq!(shown, written);
     assert_eq!(names(include_str!("../../docs/metrics.md")), written);
-    let uuid = &place.node.uuids()[0];
+    let uuid = &bed.node.uuids()[0];
     let of = |name: &str, more: &str| {
         format!("mpsd_job_{name}{{jobid=\"17.srv\",gpu=\"0\",uuid=\"{uuid}\"{more}}}")
     };
@@ -311,9 +310,9 @@ fn the_reports_figures_are_on_the_page_while_a_job_runs_and_its_advice_is_counte
     let largest = now[&of("client_memory_max_bytes", "")];
     assert!(largest > f64::from(1 << 20), "{now:?}");
     is(&now, "mpsd_jobs_advised_total{rule=\"room\"}", 0.0);
-    place.assert_ends_clean("17.srv", "a job whose use is counted");
-    let told = place.mpsctl(&["report", "17.srv", "--json"]).ok().json();
-    let after = page(&place);
+    bed.assert_ends_clean("17.srv", "a job whose use is counted");
+    let told = bed.mpsctl(&["report", "17.srv", "--json"]).ok().json();
+    let after = page(&bed);
     let advised: Vec<&String> = after
         .keys()
         .filter(|name| name.contains("advised"))

@@ -6,19 +6,19 @@ use std::fs;
 use std::os::unix::fs::chown;
 
 use serde_json::{Value, json};
-use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, finish, prologue_args, uid_of};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{OTHER_USER, Ran, USER, as_user, finish, prologue_args, uid_of};
 
-fn place(gpus: usize) -> Place {
-    Place::new(fast(gpus), "")
+fn bed(gpus: usize) -> NodeBed {
+    NodeBed::new(fast(gpus), "")
 }
 
-fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
-    Place::with_job(fast(gpus), "", job, account, on)
+fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> NodeBed {
+    NodeBed::with_job(fast(gpus), "", job, account, on)
 }
 
-fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
-    place.mpsctl_as(USER, args, env)
+fn mpsctl(bed: &NodeBed, args: &[&str], env: &[(&str, &str)]) -> Ran {
+    bed.mpsctl_as(USER, args, env)
 }
 
 /// Each verb with its words, `mpsctl` first.
@@ -47,9 +47,9 @@ fn an_unknown_option_is_refused_by_every_verb() {
         let kind = parsed.expect_err("parsed").kind();
         assert_eq!(kind, clap::error::ErrorKind::UnknownArgument, "{words:?}");
     }
-    let place = place(1);
+    let bed = bed(1);
     for verb in ["exec", "sweep"] {
-        let ran = mpsctl(&place, &[verb, "true", "--an-option-of-its-own"], &[]);
+        let ran = mpsctl(&bed, &[verb, "true", "--an-option-of-its-own"], &[]);
         ran.complains(format!("mpsctl: {verb}: this is no job"));
     }
 }
@@ -57,34 +57,34 @@ fn an_unknown_option_is_refused_by_every_verb() {
 /// A shell in a job with MPS that evaluates the answer would leave that MPS.
 #[test]
 fn a_job_that_is_not_there_gives_no_variables_to_leave_an_mps_by() {
-    let place = with_job(1, "3.srv", "MPS=true", "0");
+    let bed = with_job(1, "3.srv", "MPS=true", "0");
     let inherited = [
         ("MPSD_JOB", "3.srv"),
         ("CUDA_MPS_PIPE_DIRECTORY", "/home/u/pipe"),
     ];
-    let ran = mpsctl(&place, &["env", "--job", "9999"], &inherited).exits(1);
+    let ran = mpsctl(&bed, &["env", "--job", "9999"], &inherited).exits(1);
     ran.complains("job 9999: it has no MPS on this node");
     ran.complains("on its node while it runs");
     assert_eq!(ran.out, "false\n");
     // OpenPBS' hook asks for every job.
     let hook = ["env", "--job", "9999", "--shell", "json"];
-    mpsctl(&place, &hook, &[]).ok().prints("{}");
+    mpsctl(&bed, &hook, &[]).ok().prints("{}");
 }
 
 #[test]
 fn help_of_a_verb_is_the_same_in_both_words() {
-    let place = place(1);
+    let bed = bed(1);
     for verb in ["status", "sweep", "pack"] {
         let [one, other] =
-            [["help", verb], [verb, "--help"]].map(|words| mpsctl(&place, &words, &[]).ok().out);
+            [["help", verb], [verb, "--help"]].map(|words| mpsctl(&bed, &words, &[]).ok().out);
         assert_eq!(one, other);
     }
 }
 
 #[test]
 fn another_users_job_is_refused_and_a_missing_command_is_127() {
-    let place = with_job(1, "3.srv", "MPS=true", "0");
-    let foreign = place.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);
+    let bed = with_job(1, "3.srv", "MPS=true", "0");
+    let foreign = bed.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);
     foreign.exits(1).complains("another user's");
     let inherited = [("PBS_JOBID", "3.srv")];
     for args in [
@@ -92,29 +92,29 @@ fn another_users_job_is_refused_and_a_missing_command_is_127() {
         &["exec", "--", "/bin/echo", "attached"],
         &["pack", "/dev/null"],
     ] {
-        let ran = place.run("mpsctl", args, &inherited);
+        let ran = bed.run("mpsctl", args, &inherited);
         assert_ne!(ran.code, Some(0), "{ran:?}");
         assert!(
             !ran.out.contains("attached") && !ran.out.contains("CUDA_"),
             "{ran:?}"
         );
     }
-    let root = place.run("mpsctl", &["env"], &inherited).exits(1);
+    let root = bed.run("mpsctl", &["env"], &inherited).exits(1);
     root.complains("root's environment only inherits the job");
     let absent = ["exec", "--job", "3.srv", "--", "/nonexistent/program"];
-    mpsctl(&place, &absent, &[]).exits(127);
+    mpsctl(&bed, &absent, &[]).exits(127);
     let without = [("PBS_JOBID", "99.srv")];
-    let ran = mpsctl(&place, &["exec", "--", "true"], &without).exits(1);
+    let ran = mpsctl(&bed, &["exec", "--", "true"], &without).exits(1);
     ran.complains("no MPS on this node");
 }
 
 #[test]
 fn plan_prints_what_root_would_do_and_does_nothing() {
-    let place = place(2);
-    let plan = |args: &[&str]| mpsctl(&place, &[&["plan", "--user", USER], args].concat(), &[]);
+    let bed = bed(2);
+    let plan = |args: &[&str]| mpsctl(&bed, &[&["plan", "--user", USER], args].concat(), &[]);
     let request = |text: &str| plan(&["--gpus", "1", "--job", "9", "--request", text]);
     let ran = request("MPS=true,MPS_THREADS=25,MPS_MEM=4G").ok();
-    let gpu = &place.node.uuids()[1];
+    let gpu = &bed.node.uuids()[1];
     for line in [
         &format!("daemon 0: {gpu} threads 25 memory {gpu}=4096M\n"),
         &format!("claim {gpu}"),
@@ -139,7 +139,7 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
         "batch",
         "MPS=per-gpu",
     ];
-    let ran = mpsctl(&place, &[&words[..], &vector].concat(), &[]).ok();
+    let ran = mpsctl(&bed, &[&words[..], &vector].concat(), &[]).ok();
     ran.prints("job 9.srv").prints("daemon 1:");
 
     let nothing = "MPS was not asked for: nothing is done\n";
@@ -155,41 +155,41 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     }
     let unknown = plan(&["--request", "MPS=true"]).exits(1);
     unknown.complains("GPUs on this node are not known: no --gpus");
-    place.assert_as_before("plans");
-    assert!(!place.path("run/jobs").exists(), "nothing is touched");
+    bed.assert_as_before("plans");
+    assert!(!bed.path("run/jobs").exists(), "nothing is touched");
 }
 
 /// Podman and Docker pass no variable on. Otherwise the container would see all GPUs of its job, in
 /// another order.
 #[test]
 fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
-    let place = Place::without_cgroup(fast(2), "");
-    let jobs = place.directory("pbs/mom_priv/jobs");
+    let bed = NodeBed::without_cgroup(fast(2), "");
+    let jobs = bed.directory("pbs/mom_priv/jobs");
     fs::write(jobs.join("7.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
-    let home = place.path("pbs");
-    place.configure(&format!(
+    let home = bed.path("pbs");
+    bed.configure(&format!(
         "deadline_s = 6\n[pbs]\nhome = \"{}\"\n",
         home.display()
     ));
     let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0,1"];
     let args = [&by_site[..], &prologue_args("7.srv", "")[..]].concat();
-    place.prologue(&args, &[]).ok();
+    bed.prologue(&args, &[]).ok();
     let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
-    let ran = mpsctl(&place, &["env", "--container", "podman"], &env).ok();
+    let ran = mpsctl(&bed, &["env", "--container", "podman"], &env).ok();
     ran.prints(" --env CUDA_VISIBLE_DEVICES=1");
-    place.end("7.srv");
+    bed.end("7.srv");
 }
 
 #[test]
 fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
-    let place = place(1);
-    let draft = place.path("draft.toml");
+    let bed = bed(1);
+    let draft = bed.path("draft.toml");
     let check = |text: &str, file: &str| {
         fs::write(&draft, text).expect("draft");
         chown(&draft, Some(uid_of(USER)), None).expect("chown");
-        let mut command = as_user(USER, place.program("mpsctl"));
+        let mut command = as_user(USER, bed.program("mpsctl"));
         command.args(["config", "check", file]).env_clear();
-        finish(command.current_dir(place.path("")))
+        finish(command.current_dir(bed.path("")))
     };
     let good = check("max_clients = 60\n", "draft.toml");
     good.prints_only("OK    'draft.toml' can be used\n");
@@ -209,28 +209,28 @@ fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
         check(text, file).exits(2).prints(line);
     }
     // Without a name it checks the file in force, which must be root's.
-    let in_force = || place.mpsctl(&["config", "check"]);
-    let can_be_used = format!("OK    '{}' can be used\n", place.config().display());
+    let in_force = || bed.mpsctl(&["config", "check"]);
+    let can_be_used = format!("OK    '{}' can be used\n", bed.config().display());
     in_force().prints_only(&can_be_used);
-    chown(place.config(), Some(uid_of(USER)), None).expect("chown");
+    chown(bed.config(), Some(uid_of(USER)), None).expect("chown");
     let owner = format!("belongs to user {}", uid_of(USER));
     in_force().exits(2).prints(owner);
 }
 
 #[test]
 fn a_file_without_an_end_is_not_explained() {
-    let place = place(1);
-    let fifo = place.path("fifo");
+    let bed = bed(1);
+    let fifo = bed.path("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
     for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
-        let ran = mpsctl(&place, &["explain", endless], &[]);
+        let ran = mpsctl(&bed, &["explain", endless], &[]);
         ran.exits(2).complains("no regular file");
     }
 }
 
 #[test]
 fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
-    let place = place(1);
+    let bed = bed(1);
     let terminal = ("TERM", "xterm");
     // The convention by which a pager asks for colors.
     for (env, word) in [
@@ -241,7 +241,7 @@ fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
         ),
         (&[("NO_COLOR", "1"), terminal], "OK    '"),
     ] {
-        let ran = place.run("mpsctl", &["config", "check"], env);
+        let ran = bed.run("mpsctl", &["config", "check"], env);
         assert!(ran.out.starts_with(word), "{env:?}: {ran:?}");
     }
 }
@@ -254,10 +254,10 @@ const READ_ELSEWHERE: [&str; 7] = [
 
 #[test]
 fn what_a_script_reads_is_one_object() {
-    let place = place(2);
+    let bed = bed(2);
     let mut read: BTreeSet<String> = READ_ELSEWHERE.map(str::to_owned).into();
     let mut object = |args: &[&str], code: i32| -> Value {
-        let ran = place.mpsctl(&[args, &["--json"]].concat()).exits(code);
+        let ran = bed.mpsctl(&[args, &["--json"]].concat()).exits(code);
         assert_eq!(ran.out.lines().count(), 1, "{args:?}: {ran:?}");
         let json = ran.json();
         if json.get("error").is_none() {
@@ -269,7 +269,7 @@ fn what_a_script_reads_is_one_object() {
         ("mpsd.toml", 0, false, "OK"),
         ("/nonexistent", 2, true, "FAIL"),
     ] {
-        let file = place.path(file).display().to_string();
+        let file = bed.path(file).display().to_string();
         let check = object(&["config", "check", &file], code);
         assert_eq!(check["incomplete"], incomplete, "{check}");
         assert_eq!(check["findings"][0]["status"], status, "{check}");
@@ -285,11 +285,7 @@ fn what_a_script_reads_is_one_object() {
     let request = ["plan", "--user", USER, "--gpus", "0", "--request"];
     let plan = object(&[&request[..], &["MPS=on,MPS_THREADS=25"]].concat(), 0);
     assert_eq!(plan["asked"], true, "{plan}");
-    assert_eq!(
-        plan["daemons"][0]["gpus"][0],
-        place.node.uuids()[0],
-        "{plan}"
-    );
+    assert_eq!(plan["daemons"][0]["gpus"][0], bed.node.uuids()[0], "{plan}");
     let effects = plan["effects"].as_array().expect("effects").iter();
     let verbs = effects.filter_map(|effect| effect["do"].as_str()?.split(' ').next());
     assert_eq!(
@@ -323,9 +319,9 @@ fn what_a_script_reads_is_one_object() {
             failed["error"].as_str().expect("a line").contains(why),
             "{failed}"
         );
-        place.mpsctl(&[args, &["--json"]].concat()).complains(why);
+        bed.mpsctl(&[args, &["--json"]].concat()).complains(why);
     }
-    place.configure("replicas = 4\n");
+    bed.configure("replicas = 4\n");
     let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
     let lines = advertise["lines"].as_array().expect("lines");
     assert!(!lines.is_empty());

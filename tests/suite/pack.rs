@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tests::child::Running;
 use tests::double::look;
-use tests::place::{eventually, kill};
-use tests::stage::finish;
+use tests::node_bed::{eventually, kill};
+use tests::run::finish;
 
 use crate::bench::Bench;
 
@@ -76,14 +76,14 @@ impl Bench {
     }
 
     fn client(&self, options: &str) -> String {
-        let (client, node) = (self.place.node.client(), self.place.node.dir());
+        let (client, node) = (self.bed.node.client(), self.bed.node.dir());
         format!("{} --node {} {options}", client.display(), node.display())
     }
 
     /// A script that notes its begin and succeeds. A number that ends with 7 fails until it is
     /// mended. `exec` replaces the line's shell, which SIGTERM would end while the script succeeds.
     fn noting(&self, count: u64) -> String {
-        let work = self.place.path("work");
+        let work = self.bed.path("work");
         let text = format!(
             "cd {}\necho x >>$1.begun\nsleep 0.2\ncase $1 in *7) [ -e mended ] || exit 3 ;; esac\n\
              trap '' TERM\necho x >>$1.done",
@@ -233,7 +233,7 @@ fn a_signal_ends_all_and_so_does_the_loss_of_a_keeper() {
 #[test]
 fn no_command_runs_outside_mps_after_the_daemon_has_gone() {
     let bench = bench(1);
-    let [control] = bench.place.pids(tests::stage::THREE[1])[..] else {
+    let [control] = bench.bed.pids(tests::run::THREE[1])[..] else {
         panic!("not one control daemon");
     };
     let ends = format!("kill -9 {control}; while [ -e /proc/{control} ]; do sleep 0.1; done");

@@ -9,13 +9,13 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::double::{Builder, look};
-use tests::place::{Place, Running, eventually, fast, kill};
+use tests::node_bed::{NodeBed, Running, eventually, fast, kill};
+use tests::run::{Ran, USER, chmod, finish, script};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, chmod, finish, script};
 const NODE: &str = "gpu001";
 
 struct Site {
-    place: Place,
+    bed: NodeBed,
 }
 
 impl Site {
@@ -24,10 +24,10 @@ impl Site {
     }
 
     fn of(node: Builder, extra: &str) -> Self {
-        let place = Place::without_cgroup(node, "");
-        let site = Self { place };
+        let bed = NodeBed::without_cgroup(node, "");
+        let site = Self { bed };
         for dir in ["pbs/mom_priv/jobs", "pbs/bin", "server/jobs"] {
-            site.place.directory(dir);
+            site.bed.directory(dir);
         }
         site.configure(extra);
         let server = site.path("server").display().to_string();
@@ -60,7 +60,7 @@ impl Site {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.place.path(name)
+        self.bed.path(name)
     }
 
     fn configure(&self, extra: &str) {
@@ -68,8 +68,7 @@ impl Site {
         let (home, bin) = (home.display(), bin.display());
         let pbs =
             format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"\nunattached_tasks = \"warn\"\n");
-        self.place
-            .configure(&format!("deadline_s = 8\n{pbs}{extra}"));
+        self.bed.configure(&format!("deadline_s = 8\n{pbs}{extra}"));
     }
 
     fn server(&self, name: &str, text: &str) {
@@ -95,11 +94,11 @@ impl Site {
 
     #[track_caller]
     fn start(&self, job: &str) {
-        self.place.begin(job, "MPS=true", "0");
+        self.bed.begin(job, "MPS=true", "0");
     }
 
     fn mpsctl(&self, args: &[&str]) -> Ran {
-        self.place.mpsctl(&[args, &["--node", NODE]].concat())
+        self.bed.mpsctl(&[args, &["--node", NODE]].concat())
     }
 
     fn reconcile(&self) -> Ran {
@@ -112,16 +111,16 @@ impl Site {
     }
 
     fn directory(&self, job: &str) -> PathBuf {
-        self.place.job(job)
+        self.bed.job(job)
     }
 
     #[track_caller]
     fn assert_clean(&self) {
-        self.place.assert_as_before("a run of reconcile");
+        self.bed.assert_as_before("a run of reconcile");
     }
 
     fn kill_all(&self) {
-        let all = self.place.processes();
+        let all = self.bed.processes();
         all.iter()
             .for_each(|process| kill(process.pid, Signal::SIGKILL));
         let are_gone = || all.iter().all(|process| !look::alive(process.pid));
@@ -130,12 +129,12 @@ impl Site {
 
     fn marker(&self, reason: &str, delivered: bool) {
         let file = self
-            .place
+            .bed
             .directory("state/drains")
             .join(format!("torque-{NODE}"));
         let text = json!({
             "version": 1, "scheduler": "torque", "node": NODE, "reason": reason, "job": "1.srv",
-            "gpus": self.place.node.uuids(), "delivered": delivered, "when": 1,
+            "gpus": self.bed.node.uuids(), "delivered": delivered, "when": 1,
         });
         fs::write(file, text.to_string()).expect("marker");
     }
@@ -149,7 +148,7 @@ impl Site {
 #[test]
 fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
     let site = Site::new("");
-    let node = &site.place.node;
+    let node = &site.bed.node;
     site.start("1.srv");
     assert_eq!(node.modes(), ["exclusive_process"]);
     site.job("1.srv", "R", NODE);
@@ -190,15 +189,15 @@ fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     site.start("1.srv");
     site.job("1.srv", "R", NODE);
     // NVML_ERROR_MEMORY.
-    site.place.node.change(|node| node.nvml.init_answers = 20);
-    site.place.strict_end("1.srv").exits(2);
-    site.place.node.change(|node| node.nvml.init_answers = 0);
+    site.bed.node.change(|node| node.nvml.init_answers = 20);
+    site.bed.strict_end("1.srv").exits(2);
+    site.bed.node.change(|node| node.nvml.init_answers = 0);
     let told = "job 1.srv: its end left something of its MPS";
     site.reconcile().exits(2).prints(told);
     site.away(true);
     site.reconcile().exits(2).prints(told);
     site.away(false);
-    site.place.end("1.srv");
+    site.bed.end("1.srv");
     site.assert_clean();
 }
 
@@ -215,8 +214,8 @@ fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed
             _ => fs::write(jobs.join(format!(".{}.srv.lock", 1000 + n)), "").expect("lock"),
         }
     }
-    site.place.mpsctl(&["status"]).ok().prints("7.srv");
-    site.place.mpsctl(&["metrics"]).ok().prints("mps");
+    site.bed.mpsctl(&["status"]).ok().prints("7.srv");
+    site.bed.mpsctl(&["metrics"]).ok().prints("mps");
     let ran = site.reconcile().ok();
     ran.prints("job 7.srv: gone").prints("taken down");
     site.assert_clean();
@@ -225,7 +224,7 @@ fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed
 #[test]
 fn a_refusals_record_is_removed_with_its_job() {
     let site = Site::new("");
-    site.place.refused("4.srv", "MPS=maybe");
+    site.bed.refused("4.srv", "MPS=maybe");
     site.job("4.srv", "R", NODE);
     site.reconcile().ok();
     assert!(site.directory("4.srv").exists());
@@ -252,7 +251,7 @@ fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_d
         let mounts = || fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
         assert_eq!(mounts().matches("theirs").count(), 2);
         let apart = ["/usr/bin/unshare", "--mount", "--propagation", "slave"];
-        let mut command = site.place.command_by(&apart, "mpsctl");
+        let mut command = site.bed.command_by(&apart, "mpsctl");
         finish(command.args(["reconcile", "--node", NODE])).ok();
         assert!(!mounts().contains("theirs"), "{}", mounts());
         assert!(!site.directory("6.srv").exists());
@@ -265,11 +264,11 @@ fn an_account_without_its_job_is_closed_and_the_mode_restored() {
     site.start("5.srv");
     site.kill_all();
     // An administrator has cleaned up by hand.
-    for at in site.place.mounts() {
+    for at in site.bed.mounts() {
         umount(&at).expect("unmounted");
     }
     fs::remove_dir_all(site.directory("5.srv")).expect("removed");
-    assert_eq!(site.place.node.modes(), ["exclusive_process"]);
+    assert_eq!(site.bed.node.modes(), ["exclusive_process"]);
     let ran = site.mpsctl(&["reconcile", "--dry-run"]).exits(2);
     ran.prints("users without a directory: 5.srv: would be removed");
     site.reconciles("users without a directory: 5.srv: removed");
@@ -321,7 +320,7 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
         &["status"],
         &["status", "--json"],
     ] {
-        site.place.mpsctl(verb).prints(reason).prints(remedy);
+        site.bed.mpsctl(verb).prints(reason).prints(remedy);
     }
     let undrain = || site.mpsctl(&["undrain"]);
     site.away(true);
@@ -350,10 +349,10 @@ fn a_gpu_that_was_replaced_keeps_no_drain() {
     let mut site = Site::of(fast(2), "");
     site.job("1.srv", "R", NODE);
     site.start("1.srv");
-    site.place
+    site.bed
         .node
         .change(|node| node.gpu[0].fault = "lost".to_owned());
-    site.place.torque_end("1.srv").ok();
+    site.bed.torque_end("1.srv").ok();
     assert_eq!(site.note()[0], "offline");
     // The boot.
     for name in ["jobs", "gpus", "shared"] {
@@ -361,12 +360,10 @@ fn a_gpu_that_was_replaced_keeps_no_drain() {
     }
     fs::remove_file(site.path("run/ledger")).expect("a ledger");
     let mut lost = None;
-    site.place
-        .node
-        .change(|node| lost = Some(node.gpu.remove(0)));
+    site.bed.node.change(|node| lost = Some(node.gpu.remove(0)));
     let undrain = || site.mpsctl(&["undrain"]);
     undrain().exits(2).prints("if it was replaced, lift");
-    site.place.node.change(|node| {
+    site.bed.node.change(|node| {
         let mut other = lost.expect("the first GPU");
         (other.uuid, other.fault) = ("GPU-0123".to_owned(), String::new());
         node.gpu.insert(0, other);
@@ -383,8 +380,8 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     let slow = fast(1).fault(|faults| faults.hang_on = vec!["quit".to_owned()]);
     let site = Site::of(slow, "");
     site.start("6.srv");
-    site.place.refused("7.srv", "MPS=maybe");
-    let mut command = site.place.command("mpsctl");
+    site.bed.refused("7.srv", "MPS=maybe");
+    let mut command = site.bed.command("mpsctl");
     command.args(["reconcile", "--node", NODE]);
     let mut reconcile = Running::start(command.stdout(Stdio::piped()));
     let parent = reconcile.pid();
@@ -419,7 +416,7 @@ fn only_root_changes_the_node() {
         &["slurm", "enable"],
         &["slurm", "disable"],
     ] {
-        let ran = site.place.mpsctl_as(USER, args, &[]).exits(1);
+        let ran = site.bed.mpsctl_as(USER, args, &[]).exits(1);
         ran.complains("allowed: root").prints_nothing();
     }
 }
@@ -429,16 +426,16 @@ fn only_root_changes_the_node() {
 fn a_drain_stays_while_something_is_wrong() {
     type Change = fn(&mut Site);
     let list = |site: &Site, text: &str| {
-        let id = format!("1001-{}", site.place.node.uuids()[0]);
+        let id = format!("1001-{}", site.bed.node.uuids()[0]);
         let list = format!(".{id}.sharers");
-        fs::write(site.place.directory("run/shared").join(list), text).expect("a list");
+        fs::write(site.bed.directory("run/shared").join(list), text).expect("a list");
     };
     let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
     for (why, harm, remedy) in [
         (
             "NVML",
-            (|site| site.place.node.change(|node| node.nvml.init_fails = true)) as Change,
-            Some((|site| site.place.node.change(|node| node.nvml.init_fails = false)) as Change),
+            (|site| site.bed.node.change(|node| node.nvml.init_fails = true)) as Change,
+            Some((|site| site.bed.node.change(|node| node.nvml.init_fails = false)) as Change),
         ),
         (
             "does not let users pass",
@@ -447,7 +444,7 @@ fn a_drain_stays_while_something_is_wrong() {
         ),
         (
             "if it was replaced, lift the drain by scontrol or pbsnodes",
-            |site| site.place.node.change(|node| drop(node.gpu.remove(0))),
+            |site| site.bed.node.change(|node| drop(node.gpu.remove(0))),
             None,
         ),
     ] {

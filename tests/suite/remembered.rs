@@ -13,10 +13,10 @@ use mpsd_core::{ComputeMode, Gpu, Inventory};
 use nix::sys::signal::Signal;
 use tests::double::Builder;
 use tests::double::node::Description;
-use tests::place::{Place, eventually, fast, kill};
+use tests::node_bed::{NodeBed, eventually, fast, kill};
+use tests::run::{USER, uid_of};
 use tests::sim::scenario::Scenario;
 use tests::sim::{SharedWorld, Sim, Trouble, paths};
-use tests::stage::{USER, uid_of};
 
 const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
 
@@ -78,22 +78,22 @@ fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
 #[test]
 fn a_later_start_has_nvml_look_at_its_own_gpu_alone() {
     const LOOK: u64 = 700;
-    let mut place = Place::new(fast(4).times(|times| times.nvml_look = LOOK), "");
-    let begin = |place: &Place, job: &str| {
-        let took = place.begin(job, "MPS=true", "0").took;
-        place.end(job);
+    let mut bed = NodeBed::new(fast(4).times(|times| times.nvml_look = LOOK), "");
+    let begin = |bed: &NodeBed, job: &str| {
+        let took = bed.begin(job, "MPS=true", "0").took;
+        bed.end(job);
         u64::try_from(took.as_millis()).expect("a time")
     };
     // Each place has had a job.
-    let later = begin(&place, "1.srv");
-    fs::remove_file(place.path("run/ledger")).expect("a ledger");
-    let first = begin(&place, "2.srv");
+    let later = begin(&bed, "1.srv");
+    fs::remove_file(bed.path("run/ledger")).expect("a ledger");
+    let first = begin(&bed, "2.srv");
     assert!(first >= 4 * LOOK && later >= LOOK, "{first}, {later}");
     assert!(later + 2 * LOOK < first, "{first}, {later} ms");
     // Another GPU stands in the place of one of them.
-    place.node.change(|node| node.gpu.swap(0, 1));
-    assert!(begin(&place, "3.srv") >= 4 * LOOK, "what was known held");
-    place.assert_as_before("all ends");
+    bed.node.change(|node| node.gpu.swap(0, 1));
+    assert!(begin(&bed, "3.srv") >= 4 * LOOK, "what was known held");
+    bed.assert_as_before("all ends");
 }
 
 /// It joins one MPS, and must begin the other.
@@ -221,20 +221,20 @@ fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
     for (number, account, code) in [(2, "MPS=true", 0), (3, "MPS=true,MPS_THREADS=25", 2)] {
         let job = format!("{number}.srv");
         // A failed prologue of Torque uses its whole time.
-        let place = Place::new(fast(1).times(|times| times.start = 1_500), "deadline_s = 8");
-        let mut prologue = place.start_torque(&job, account, "0");
+        let bed = NodeBed::new(fast(1).times(|times| times.start = 1_500), "deadline_s = 8");
+        let mut prologue = bed.start_torque(&job, account, "0");
         eventually("the control daemon", || {
-            !place.pids("nvidia-cuda-mps-control").is_empty()
+            !bed.pids("nvidia-cuda-mps-control").is_empty()
         });
-        let stopped = place.pids("mpsd");
+        let stopped = bed.pids("mpsd");
         stopped.iter().for_each(|mpsd| kill(*mpsd, Signal::SIGSTOP));
-        let socket = place.job(&job).join("pipe/control");
+        let socket = bed.job(&job).join("pipe/control");
         eventually("its socket", || socket.exists());
-        place.say(&job, &format!("start_server -uid {}", uid_of(USER)));
+        bed.say(&job, &format!("start_server -uid {}", uid_of(USER)));
         stopped.iter().for_each(|mpsd| kill(*mpsd, Signal::SIGCONT));
         assert_eq!(prologue.wait(), Some(code), "{account}");
-        place.torque_end(&job).ok();
-        place.assert_as_before(account);
+        bed.torque_end(&job).ok();
+        bed.assert_as_before(account);
     }
 }
 
@@ -242,17 +242,17 @@ fn a_server_that_its_user_starts_too_early_harms_that_job_alone() {
 #[test]
 fn what_was_known_holds_only_for_as_many_whole_gpus() {
     let since = |gpus: Builder, change: fn(&mut Description)| {
-        let mut place = Place::new(gpus, "");
-        let library = place.node.nvml().display().to_string();
-        let ask = |place: &Place, question: &Question| {
+        let mut bed = NodeBed::new(gpus, "");
+        let library = bed.node.nvml().display().to_string();
+        let ask = |bed: &NodeBed, question: &Question| {
             let limit = Duration::from_secs(40);
-            let worker = NvmlWorker::start(&place.program("mpsd"), &library, limit);
+            let worker = NvmlWorker::start(&bed.program("mpsd"), &library, limit);
             worker.and_then(|mut worker| worker.ask::<Inventory>(question))
         };
-        let known = ask(&place, &Question::Inventory).expect("NVML");
+        let known = ask(&bed, &Question::Inventory).expect("NVML");
         let own = vec![known.gpus[0].uuid.clone()];
-        place.node.change(change);
-        let now = ask(&place, &Question::InventoryAgain(known, own)).expect("NVML");
+        bed.node.change(change);
+        let now = ask(&bed, &Question::InventoryAgain(known, own)).expect("NVML");
         (now.gpus.len(), now.migs.len())
     };
     assert_eq!(since(fast(2), |_| ()), (2, 0));

@@ -10,33 +10,33 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::double::node::Node;
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast, kernel_tells_of_ends, kill};
+use tests::node_bed::{NodeBed, Running, eventually, fast, kernel_tells_of_ends, kill};
+use tests::run::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 use tests::scarcity::{Small, alone};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
 
 const SOON: Duration = Duration::from_secs(5);
 /// Times in reports are whole seconds.
 const NEXT_SECOND: Duration = Duration::from_millis(1100);
 
-fn with_job(config: &str, job: &str, account: &str) -> Place {
-    Place::with_job(fast(1), config, job, account, "0")
+fn with_job(config: &str, job: &str, account: &str) -> NodeBed {
+    NodeBed::with_job(fast(1), config, job, account, "0")
 }
 
-fn report(place: &Place, args: &[&str]) -> Ran {
-    place.mpsctl(&[&["report"], args].concat())
+fn report(bed: &NodeBed, args: &[&str]) -> Ran {
+    bed.mpsctl(&[&["report"], args].concat())
 }
 
-fn report_of(place: &Place, user: &str, args: &[&str]) -> Ran {
-    place.mpsctl_as(user, &[&["report"], args].concat(), &[])
+fn report_of(bed: &NodeBed, user: &str, args: &[&str]) -> Ran {
+    bed.mpsctl_as(user, &[&["report"], args].concat(), &[])
 }
 
 #[track_caller]
-fn of(place: &Place, job: &str) -> Value {
-    report(place, &[job, "--json"]).ok().json()
+fn of(bed: &NodeBed, job: &str) -> Value {
+    report(bed, &[job, "--json"]).ok().json()
 }
 
-fn files(place: &Place) -> Vec<PathBuf> {
-    let entries = fs::read_dir(place.path("state/reports"));
+fn files(bed: &NodeBed) -> Vec<PathBuf> {
+    let entries = fs::read_dir(bed.path("state/reports"));
     let paths = entries
         .into_iter()
         .flatten()
@@ -49,8 +49,8 @@ fn files(place: &Place) -> Vec<PathBuf> {
 
 /// Waits until the job's own `mpsd` has reported this.
 #[track_caller]
-fn tells(place: &Place, job: &str, words: &str) {
-    let seen = place.job(job).join("observations");
+fn tells(bed: &NodeBed, job: &str, words: &str) {
+    let seen = bed.job(job).join("observations");
     let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains(words));
     eventually(format_args!("'{words}' in what mpsd saw"), told);
 }
@@ -63,26 +63,26 @@ fn mode(path: &Path) -> (u32, u32) {
 #[test]
 fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_the_culprit() {
     let job = "400.srv";
-    let place = Place::new(fast(1).describe(|node| node.max_clients = 2), "");
-    place.begin(job, "MPS=true,MPS_THREADS=25,MPS_MEM=4G", "0");
-    let held = [(); 2].map(|()| place.attached(job, &["--hold", "30", "--busy"], &[]));
-    let mut third = place.client(job, &["--hold", "30"], &[]);
+    let bed = NodeBed::new(fast(1).describe(|node| node.max_clients = 2), "");
+    bed.begin(job, "MPS=true,MPS_THREADS=25,MPS_MEM=4G", "0");
+    let held = [(); 2].map(|()| bed.attached(job, &["--hold", "30", "--busy"], &[]));
+    let mut third = bed.client(job, &["--hold", "30"], &[]);
     assert_eq!(third.wait(), Some(3), "one too many");
     let lost = third.pid();
-    tells(&place, job, &format!("\"pid\":{lost},\"beside\":2"));
-    tells(&place, job, "most_memory_mib");
-    let server = place.pids("nvidia-cuda-mps-server")[0];
+    tells(&bed, job, &format!("\"pid\":{lost},\"beside\":2"));
+    tells(&bed, job, "most_memory_mib");
+    let server = bed.pids("nvidia-cuda-mps-server")[0];
     kill(server, Signal::SIGKILL);
-    tells(&place, job, "servers_lost\":[{");
-    let log = place.log(job, "mpsd.log");
+    tells(&bed, job, "servers_lost\":[{");
+    let log = bed.log(job, "mpsd.log");
     assert_eq!(log.matches("its clients got error 806").count(), 1, "{log}");
-    let culprit = place.attached(job, &["--hold", "1", "--fault"], &[]);
+    let culprit = bed.attached(job, &["--hold", "1", "--fault"], &[]);
     let bad = culprit.pid();
-    tells(&place, job, &format!("\"fatal\":[{bad}]"));
+    tells(&bed, job, &format!("\"fatal\":[{bad}]"));
     drop((held, third, culprit));
-    place.assert_ends_clean(job, "a job with a report");
+    bed.assert_ends_clean(job, "a job with a report");
 
-    let told = of(&place, job);
+    let told = of(&bed, job);
     let seen = &told["said_by_user"];
     let lost_server = &seen["servers_lost"][0];
     for (found, expected) in [
@@ -103,7 +103,7 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     }
     let ready = told["ready_ms"].as_u64().expect("a time");
     assert!((1..20_000).contains(&ready), "{told}");
-    let text = report(&place, &[job]);
+    let text = report(&bed, &[job]);
     for line in [
         format!("client {lost} got no context; 2 others had one"),
         format!(
@@ -116,39 +116,39 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     ] {
         text.prints(line);
     }
-    let file = place.path("report");
+    let file = bed.path("report");
     fs::write(&file, &text.out).expect("the report");
-    let explained = place.mpsctl(&["explain", &file.display().to_string()]);
+    let explained = bed.mpsctl(&["explain", &file.display().to_string()]);
     explained.ok().prints("a fatal GPU error");
-    assert_eq!(report(&place, &["--since", "1h"]).out, text.out);
-    report(&place, &["--since", "0s"]).prints_nothing();
-    report(&place, &["401.srv"]).exits(1);
+    assert_eq!(report(&bed, &["--since", "1h"]).out, text.out);
+    report(&bed, &["--since", "0s"]).prints_nothing();
+    report(&bed, &["401.srv"]).exits(1);
 }
 
 /// A GPU whose driver counts nothing, and clients that end between two looks.
 #[test]
 fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
-    let place = with_job("", "471.srv", "MPS=true");
+    let bed = with_job("", "471.srv", "MPS=true");
     for _ in 0..3 {
-        place.served("471.srv", &[]);
+        bed.served("471.srv", &[]);
     }
-    tells(&place, "471.srv", "\"clients\":3");
-    place.assert_ends_clean("471.srv", "a job of short clients");
-    let text = report(&place, &["471.srv"]);
+    tells(&bed, "471.srv", "\"clients\":3");
+    bed.assert_ends_clean("471.srv", "a job of short clients");
+    let text = report(&bed, &["471.srv"]);
     text.prints("3 clients, 1 at once");
     text.prints("advice: 3 clients, one at a time on a GPU: MPS brings it nothing");
     text.lacks("no client at any look").lacks("%").lacks("kJ");
-    let told = of(&place, "471.srv");
+    let told = of(&bed, "471.srv");
     assert!(!told.to_string().contains("_percent"), "{told}");
 }
 
 /// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does
 /// not belong to the job.
-fn foreign(place: &Place, user: &str) -> Running {
+fn foreign(bed: &NodeBed, user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let running = Running::start(command.arg("60").stdin(Stdio::null()));
-    let node = Node::open(place.node.dir()).expect("the node");
-    let gpu = &place.node.uuids()[0];
+    let node = Node::open(bed.node.dir()).expect("the node");
+    let gpu = &bed.node.uuids()[0];
     let registered = node.register(gpu, running.pid(), 9_000 << 20, "mps");
     registered.expect("a context");
     running
@@ -156,13 +156,13 @@ fn foreign(place: &Place, user: &str) -> Running {
 
 #[test]
 fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_limit() {
-    let place = with_job("", "407.srv", "MPS=true,MPS_MEM=4G");
-    let others = [foreign(&place, "root"), foreign(&place, USER)];
-    let held = place.attached("407.srv", &["--hold", "30", "--busy"], &[]);
-    tells(&place, "407.srv", "\"most_clients\":1,\"most_memory_mib\"");
+    let bed = with_job("", "407.srv", "MPS=true,MPS_MEM=4G");
+    let others = [foreign(&bed, "root"), foreign(&bed, USER)];
+    let held = bed.attached("407.srv", &["--hold", "30", "--busy"], &[]);
+    tells(&bed, "407.srv", "\"most_clients\":1,\"most_memory_mib\"");
     drop((held, others));
-    place.assert_ends_clean("407.srv", "a job beside clients of others");
-    let told = of(&place, "407.srv");
+    bed.assert_ends_clean("407.srv", "a job beside clients of others");
+    let told = of(&bed, "407.srv");
     let seen = &told["said_by_user"];
     assert_eq!(seen["gpus"][0]["most_clients"], 1, "{told}");
     assert_eq!(seen["over_memory"], json!([]), "{told}");
@@ -171,27 +171,27 @@ fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_li
 
 #[test]
 fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_their_begin() {
-    let place = Place::new(fast(1), "shared_gpus = true\n");
+    let bed = NodeBed::new(fast(1), "shared_gpus = true\n");
     let [first, second, later] = ["411.srv", "412.srv", "413.srv"];
-    let begin = |job: &str| place.torque_on_gpu_0(job, "MPS=true").ok();
+    let begin = |job: &str| bed.torque_on_gpu_0(job, "MPS=true").ok();
     let _ = [first, second].map(begin);
-    let clients = [first, second].map(|job| (place.sharer(job), job));
-    let status = place.mpsctl_as(USER, &["status", "--json"], &[("PBS_JOBID", first)]);
+    let clients = [first, second].map(|job| (bed.sharer(job), job));
+    let status = bed.mpsctl_as(USER, &["status", "--json"], &[("PBS_JOBID", first)]);
     let status = status.json()["jobs"][0].clone();
     assert_eq!(status["shared_with"], json!([second]), "{status}");
-    let metrics = place.mpsctl(&["metrics"]).ok();
+    let metrics = bed.mpsctl(&["metrics"]).ok();
     for (client, job) in &clients {
         let shown = status["gpus"][0]["clients"].as_array().expect("clients");
         let is_its = |shown: &&Value| shown["pid"] == client.pid() && shown["job"] == *job;
         assert!(shown.iter().any(|shown| is_its(&shown)), "{status}");
-        let gpu = &place.node.uuids()[0];
+        let gpu = &bed.node.uuids()[0];
         let line = format!("mpsd_job_clients{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}} 1\n");
         metrics.prints(line);
         metrics.prints(format!("mpsd_job_daemons_lost{{jobid=\"{job}\"}} 0\n"));
     }
-    let fault = place.exec(&["--fault"], &[("PBS_JOBID", second)]);
-    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
-    let seen = place.path("run/shared").join(id).join("observations");
+    let fault = bed.exec(&["--fault"], &[("PBS_JOBID", second)]);
+    let id = format!("{}-{}", uid_of(USER), bed.node.uuids()[0]);
+    let seen = bed.path("run/shared").join(id).join("observations");
     let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains("\"fatal\":["));
     eventually("mpsd tells of the fault", || {
         told() && fault.code == Some(3)
@@ -199,16 +199,16 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
     drop(clients);
     begin(later);
     let words = "the vendor's log says: Client";
-    place.end(first).complains(words);
-    assert!(!place.end(later).err.contains(words));
-    place.end(second).complains(words);
-    place.assert_as_before("jobs that shared an MPS");
+    bed.end(first).complains(words);
+    assert!(!bed.end(later).err.contains(words));
+    bed.end(second).complains(words);
+    bed.assert_as_before("jobs that shared an MPS");
     for (job, count, errors) in [(first, 3, 1), (second, 3, 1), (later, 0, 0)] {
-        let seen = &of(&place, job)["said_by_user"];
+        let seen = &of(&bed, job)["said_by_user"];
         let errors_told = ["fatal", "last_words"].map(|key| seen[key].as_array().map(Vec::len));
         assert_eq!(seen["clients"], count, "{job}: {seen}");
         assert_eq!(errors_told, [Some(errors); 2], "{job}: {seen}");
-        let text = report(&place, &[job]).ok();
+        let text = report(&bed, &[job]).ok();
         text.prints("by the mpsd that it shared, of all jobs on it: ");
         text.prints("neither the use of its GPUs nor advice: ")
             .lacks("  advice: ");
@@ -219,11 +219,11 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
 
 #[test]
 fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
-    let place = with_job("", "402.srv", "MPS=true");
-    let control = place.pids("nvidia-cuda-mps-control")[0];
+    let bed = with_job("", "402.srv", "MPS=true");
+    let control = bed.pids("nvidia-cuda-mps-control")[0];
     kill(control, Signal::SIGKILL);
-    tells(&place, "402.srv", "daemons_lost\":[{");
-    let log = place.log("402.srv", "mpsd.log");
+    tells(&bed, "402.srv", "daemons_lost\":[{");
+    let log = bed.log("402.srv", "mpsd.log");
     assert!(
         log.contains("new steps and 'mpsctl exec' are refused"),
         "{log}"
@@ -231,25 +231,25 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved
     // process is gone.
     let args = ["exec", "--job", "402.srv", "--", "true"];
-    let exec = place.mpsctl_as(USER, &args, &[]);
-    let root = place.mpsctl(&["env", "--shell", "json", "--job", "402.srv"]);
+    let exec = bed.mpsctl_as(USER, &args, &[]);
+    let root = bed.mpsctl(&["env", "--shell", "json", "--job", "402.srv"]);
     for ran in [exec, root] {
         ran.exits(2).complains("it has ended");
     }
     // Torque puts an epilogue's output into the job's error file.
     let last = format!("job 402.srv: its mpsd says: control daemon {control} died (signal 9)");
-    place.end("402.srv").complains(last);
-    place.assert_as_before("a killed control daemon");
+    bed.end("402.srv").complains(last);
+    bed.assert_as_before("a killed control daemon");
     let lost = format!("control daemon {control} was lost (signal 9)");
-    report(&place, &["402.srv"]).prints(lost);
+    report(&bed, &["402.srv"]).prints(lost);
     // A killed mpsd has reported its earlier observations.
-    place.begin("403.srv", "MPS=true", "0");
-    let client = place.attached("403.srv", &["--hold", "30"], &[]);
-    tells(&place, "403.srv", "\"clients\":1");
-    kill(place.pids("mpsd")[0], Signal::SIGKILL);
+    bed.begin("403.srv", "MPS=true", "0");
+    let client = bed.attached("403.srv", &["--hold", "30"], &[]);
+    tells(&bed, "403.srv", "\"clients\":1");
+    kill(bed.pids("mpsd")[0], Signal::SIGKILL);
     drop(client);
-    place.assert_ends_clean("403.srv", "a killed mpsd");
-    assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
+    bed.assert_ends_clean("403.srv", "a killed mpsd");
+    assert_eq!(of(&bed, "403.srv")["said_by_user"]["clients"], 1);
 }
 
 /// Outside Slurm only `mpsd` knows of it, if the kernel tells.
@@ -258,28 +258,28 @@ fn a_client_that_a_signal_ended_stands_in_the_report() {
     if !kernel_tells_of_ends() {
         return println!("not tried here: this kernel tells of its own children only");
     }
-    let place = with_job("", "405.srv", "MPS=true");
-    let victim = place.attached("405.srv", &["--hold", "30"], &[]);
+    let bed = with_job("", "405.srv", "MPS=true");
+    let victim = bed.attached("405.srv", &["--hold", "30"], &[]);
     let killed = victim.pid();
-    tells(&place, "405.srv", "\"clients\":1");
+    tells(&bed, "405.srv", "\"clients\":1");
     drop(victim);
-    tells(&place, "405.srv", "\"killed\":[{");
-    place.assert_ends_clean("405.srv", "a job with a killed client");
+    tells(&bed, "405.srv", "\"killed\":[{");
+    bed.assert_ends_clean("405.srv", "a job with a killed client");
     let line = format!("    client {killed} was ended by signal 9 (SIGKILL)\n");
-    report(&place, &["405.srv"]).prints(line);
+    report(&bed, &["405.srv"]).prints(line);
 }
 
 /// A user's process may say "drained", or anything else, in the same words as root.
 #[test]
 fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
     for (job, words) in [("404.srv", 1), ("405.srv", 0)] {
-        let mut place = with_job("", job, "MPS=true");
-        kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
-        tells(&place, job, "daemons_lost\":[{");
-        place.node.change(|node| node.nvml.init_fails = true);
+        let mut bed = with_job("", job, "MPS=true");
+        kill(bed.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+        tells(&bed, job, "daemons_lost\":[{");
+        bed.node.change(|node| node.nvml.init_fails = true);
         let end = match words {
             // Torque's epilogue writes into the job's error file.
-            1 => place.strict_end(job),
+            1 => bed.strict_end(job),
             _ => {
                 let hook = [
                     "--scheduler",
@@ -290,10 +290,10 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
                     USER,
                     "nogroup",
                 ];
-                place.epilogue(&hook, &[])
+                bed.epilogue(&hook, &[])
             }
         };
-        place.node.change(|node| node.nvml.init_fails = false);
+        bed.node.change(|node| node.nvml.init_fails = false);
         let end = end.exits(2);
         let mut lines: Vec<&str> = end.err.lines().collect();
         let last = *lines.last().expect("a line");
@@ -308,86 +308,84 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         lines.sort_unstable();
         let twice = lines.windows(2).any(|two| two[0] == two[1]);
         assert!(!twice, "said once: {end:?}");
-        place.take_drains();
-        place.end(job);
+        bed.take_drains();
+        bed.end(job);
     }
 }
 
 #[test]
 fn reports_are_kept_by_number_and_are_roots_alone() {
-    let place = Place::new(fast(1), "[reports]\nkeep = 2\n");
+    let bed = NodeBed::new(fast(1), "[reports]\nkeep = 2\n");
     for job in ["410.srv", "411.srv", "412.srv"] {
-        place.begin(job, "MPS=true", "0");
+        bed.begin(job, "MPS=true", "0");
         for file in ["observations", "killed"] {
-            assert_eq!(mode(&place.job(job).join(file)), (0, 0o600), "{file}");
+            assert_eq!(mode(&bed.job(job).join(file)), (0, 0o600), "{file}");
         }
-        place.assert_ends_clean(job, "a job with a report");
+        bed.assert_ends_clean(job, "a job with a report");
         std::thread::sleep(NEXT_SECOND);
     }
-    assert_eq!(files(&place).len(), 2, "{:?}", files(&place));
+    assert_eq!(files(&bed).len(), 2, "{:?}", files(&bed));
     // The oldest is removed.
-    report(&place, &["410.srv"]).exits(1);
-    assert_eq!(mode(&place.path("state/reports")), (0, 0o700));
-    for file in files(&place) {
+    report(&bed, &["410.srv"]).exits(1);
+    assert_eq!(mode(&bed.path("state/reports")), (0, 0o700));
+    for file in files(&bed) {
         assert_eq!(mode(&file), (0, 0o600), "{}", file.display());
     }
     // A copy would not be safe on a disk, so there is none, and the user is told.
-    let ran = report_of(&place, USER, &["412.srv"]).exits(1);
+    let ran = report_of(&bed, USER, &["412.srv"]).exits(1);
     ran.complains("job 412.srv: no report for you on this node");
-    assert!(!place.path("run/reports").exists());
+    assert!(!bed.path("run/reports").exists());
 }
 
 #[test]
 fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
     alone(|| {
-        let (place, job) = (Place::new(fast(1), ""), "415.srv");
-        let run = place.path("run");
+        let (bed, job) = (NodeBed::new(fast(1), ""), "415.srv");
+        let run = bed.path("run");
         let _memory = Small::over(&run, 1024, 0o755);
-        place.begin(job, "MPS=true", "0");
-        drop(place.attached(job, &["--hold", "30"], &[]));
-        tells(&place, job, "\"clients\":1");
+        bed.begin(job, "MPS=true", "0");
+        drop(bed.attached(job, &["--hold", "30"], &[]));
+        tells(&bed, job, "\"clients\":1");
         // It still runs, so there is none.
-        for own in [report_of(&place, USER, &[job]), report(&place, &[job])] {
+        for own in [report_of(&bed, USER, &[job]), report(&bed, &[job])] {
             own.exits(1)
                 .complains("no report yet: it runs; 'mpsctl status 415.srv'");
         }
-        let other = report_of(&place, OTHER_USER, &[job]).exits(1);
+        let other = report_of(&bed, OTHER_USER, &[job]).exits(1);
         other.complains("no report for you").lacks("it runs");
-        place.end(job);
+        bed.end(job);
 
-        let own = report_of(&place, USER, &[job]).ok();
+        let own = report_of(&bed, USER, &[job]).ok();
         own.prints("1 client, 1 at once");
-        assert_eq!(own.out, report(&place, &[job]).out);
-        let json = report_of(&place, USER, &[job, "--json"]);
-        assert_eq!(json.out, report(&place, &[job, "--json"]).out);
-        report_of(&place, OTHER_USER, &[job])
+        assert_eq!(own.out, report(&bed, &[job]).out);
+        let json = report_of(&bed, USER, &[job, "--json"]);
+        assert_eq!(json.out, report(&bed, &[job, "--json"]).out);
+        report_of(&bed, OTHER_USER, &[job])
             .exits(1)
             .complains("no report for you");
-        report_of(&place, USER, &["414.srv"])
+        report_of(&bed, USER, &["414.srv"])
             .exits(1)
             .complains("no report for you");
         // The user may read why the job was refused; root's own reports are only of jobs that had
         // MPS.
-        let refused = place
-            .torque("416.srv", "MPS=true,MPS_MEM=999T", "0")
-            .exits(1);
+        let refused = bed.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
         let why = refused
             .err
             .trim()
             .rsplit_once("job 416.srv: ")
             .map(|(_, why)| why.to_owned());
-        let told = report_of(&place, USER, &["416.srv"]).ok();
+        let told = report_of(&bed, USER, &["416.srv"]).ok();
         told.prints(format!("job 416.srv of {USER} on "));
         told.prints(format!(": not started: {}\n", why.expect("a reason")));
-        report(&place, &["416.srv"]).exits(1);
-        report_of(&place, OTHER_USER, &["416.srv"]).exits(1);
-        let all = report_of(&place, USER, &[]).exits(1);
+        report(&bed, &["416.srv"]).exits(1);
+        report_of(&bed, OTHER_USER, &["416.srv"]).exits(1);
+        let all = report_of(&bed, USER, &[]).exits(1);
         all.complains("allowed: root, or 'mpsctl report JOB'");
         // No user lists, links or changes root's files. A stranger in this user's group reaches
         // nothing.
         let copies = run.join("reports");
         let mine = copies.join(uid_of(USER).to_string());
-        let away = place.directory("away");
+        let away = bed.directory("away");
         chmod(&away, 0o777);
         let file = mine.join("415.srv.json");
         let [copies, mine, file, copy] =
@@ -410,8 +408,8 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         // withholds, do not delay root.
         let mut lock = as_user(USER, "/usr/bin/flock");
         let lock = Running::start(lock.args(["-s", &file, "/bin/sleep", "30"]));
-        let kept = place.hung("fuse", Hung::over_reads).map(|(at, hung)| {
-            let mut command = as_user(USER, place.node.control());
+        let kept = bed.hung("fuse", Hung::over_reads).map(|(at, hung)| {
+            let mut command = as_user(USER, bed.node.control());
             command.env_clear().env("MPS_DOUBLE_READS", &file);
             command.env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
             let holder = Running::start(command.stdin(Stdio::null()));
@@ -419,11 +417,11 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
             (hung, holder)
         });
         std::thread::sleep(NEXT_SECOND);
-        place.begin(job, "MPS=true", "0");
-        let end = place.end(job);
+        bed.begin(job, "MPS=true", "0");
+        let end = bed.end(job);
         let told = "mps-epilogue: job 415.srv: 0 clients: no CUDA program used its MPS; mpsctl report 415.srv\n";
         assert_eq!(end.within(SOON).err, told);
-        let again = report_of(&place, USER, &[job, "--json"]);
+        let again = report_of(&bed, USER, &[job, "--json"]);
         assert_eq!(again.out.lines().count(), 2, "both runs: {again:?}");
         drop((kept, lock));
     });
@@ -431,50 +429,50 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
 
 #[test]
 fn reports_that_cannot_be_used_are_counted() {
-    let place = with_job("", "413.srv", "MPS=true");
-    place.assert_ends_clean("413.srv", "a job with a report");
-    assert_eq!(report(&place, &[]).err, "");
-    let file = files(&place).remove(0);
+    let bed = with_job("", "413.srv", "MPS=true");
+    bed.assert_ends_clean("413.srv", "a job with a report");
+    assert_eq!(report(&bed, &[]).err, "");
+    let file = files(&bed).remove(0);
     let text = fs::read_to_string(&file).expect("report");
     let newer = text.replacen("\"version\":1", "\"version\":9", 1);
     assert_ne!(newer, text);
     for (began, text) in [("1700000000", newer.as_str()), ("1700000001", "{")] {
         fs::write(file.with_file_name(format!("414.srv.{began}.json")), text).expect("report");
     }
-    let ran = report(&place, &[]).ok();
+    let ran = report(&bed, &[]).ok();
     ran.prints("job 413.srv of ");
     ran.complains("2 reports of this node are left out: unreadable");
 }
 
 #[test]
 fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_told() {
-    let mut place = with_job("", "460.srv", "MPS=true");
-    let client = place.attached("460.srv", &["--hold", "30"], &[]);
-    tells(&place, "460.srv", "\"clients\":1");
+    let mut bed = with_job("", "460.srv", "MPS=true");
+    let client = bed.attached("460.srv", &["--hold", "30"], &[]);
+    tells(&bed, "460.srv", "\"clients\":1");
     drop(client);
-    place.node.change(|node| node.nvml.init_fails = true);
-    place.strict_end("460.srv").exits(2);
-    let first = of(&place, "460.srv");
+    bed.node.change(|node| node.nvml.init_fails = true);
+    bed.strict_end("460.srv").exits(2);
+    let first = of(&bed, "460.srv");
     assert!(
         first["drain"].is_string() && first["faults"][0].is_string(),
         "{first}"
     );
     assert_eq!(first["as_before"], false, "{first}");
     // What was taken down is not lost.
-    let page = place.mpsctl(&["metrics"]);
+    let page = bed.mpsctl(&["metrics"]);
     page.prints("mpsd_jobs_begun_total 1\n")
         .prints("mpsd_jobs{state=\"left\"} 1\n");
     page.prints("mpsd_jobs{state=\"ready\"} 0\n")
         .lacks("mpsd_job_daemons_lost{");
     std::thread::sleep(NEXT_SECOND);
-    place.node.change(|node| node.nvml.init_fails = false);
+    bed.node.change(|node| node.nvml.init_fails = false);
     // No mpsd has lost what root itself ended since then.
-    place.end("460.srv").lacks("its mpsd says");
-    let page = place.mpsctl(&["metrics"]);
+    bed.end("460.srv").lacks("its mpsd says");
+    let page = bed.mpsctl(&["metrics"]);
     page.prints("mpsd_jobs_ended_total{as_before=\"false\"} 1\n");
     page.prints("mpsd_jobs_ended_total{as_before=\"true\"} 0\n");
     page.prints("mpsd_drains{delivered=\"false\"} 1\n");
-    let told = of(&place, "460.srv");
+    let told = of(&bed, "460.srv");
     for key in [
         "faults",
         "undetermined",
@@ -488,8 +486,8 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     }
     assert_eq!(told["as_before"], true, "{told}");
     assert_eq!(told["said_by_user"]["clients"], 1, "{told}");
-    assert_eq!(files(&place).len(), 1, "{:?}", files(&place));
-    let text = report(&place, &["460.srv"]);
+    assert_eq!(files(&bed).len(), 1, "{:?}", files(&bed));
+    let text = report(&bed, &["460.srv"]);
     for line in [
         "the node is as before",
         "  fault: ",
@@ -500,31 +498,31 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     }
     text.lacks("not drained").lacks("was lost");
     assert_eq!(told["drained"], false, "the scheduler did not take it");
-    place.take_drains();
-    place.assert_as_before("a second end");
+    bed.take_drains();
+    bed.assert_as_before("a second end");
 }
 
 #[test]
 fn a_report_that_cannot_be_written_does_not_fail_an_end() {
-    let place = Place::new(fast(1), "");
+    let bed = NodeBed::new(fast(1), "");
     // A file in place of the directory.
-    let reports = place.path("state/reports");
+    let reports = bed.path("state/reports");
     fs::write(&reports, "").expect("file");
-    place.begin("430.srv", "MPS=true", "0");
-    place.end("430.srv");
+    bed.begin("430.srv", "MPS=true", "0");
+    bed.end("430.srv");
     fs::remove_file(&reports).expect("file");
-    place.assert_as_before("an end without a report");
+    bed.assert_as_before("an end without a report");
 }
 
 #[test]
 fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
-    let place = with_job("", "450.srv", "MPS=true");
-    let seen = place
+    let bed = with_job("", "450.srv", "MPS=true");
+    let seen = bed
         .job("450.srv")
         .join("observations")
         .display()
         .to_string();
-    let descriptor = format!("/proc/{}/fd/5", place.pids("mpsd")[0]);
+    let descriptor = format!("/proc/{}/fd/5", bed.pids("mpsd")[0]);
     for path in [seen.as_str(), &descriptor] {
         for (program, args) in [
             ("/bin/cat", [path, "/dev/null"]),
@@ -535,7 +533,7 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
             ran.complains("Permission denied");
         }
     }
-    place.assert_ends_clean("450.srv", "an account that others tried to reach");
+    bed.assert_ends_clean("450.srv", "an account that others tried to reach");
 }
 
 /// The scheduler shows the user an epilogue's output: a paragraph, if the user or the site asks for
@@ -552,12 +550,12 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
         (never, "MPS=true", 0, 0),
         ("[reports]\nkeep = 0\n", "MPS=true", 0, 0),
     ] {
-        let place = with_job(config, "480.srv", account);
-        drop(place.attached("480.srv", &["--hold", "30"], &[]));
+        let bed = with_job(config, "480.srv", account);
+        drop(bed.attached("480.srv", &["--hold", "30"], &[]));
         if !config.contains("keep = 0") {
-            tells(&place, "480.srv", "\"clients\":1");
+            tells(&bed, "480.srv", "\"clients\":1");
         }
-        let end = place.strict_end("480.srv");
+        let end = bed.strict_end("480.srv");
         let lines = end.err.lines().filter(|line| line.contains("480.srv of "));
         let told: Vec<&str> = lines.collect();
         assert_eq!(told.len(), expected, "{account} {config}: {end:?}");
@@ -575,33 +573,33 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
             assert!(told.iter().all(|line| line.contains(words)), "{told:?}");
         }
         let is_kept = !config.contains("keep = 0");
-        assert_eq!(!files(&place).is_empty(), is_kept, "{config}");
-        place.assert_as_before("a job with a paragraph");
+        assert_eq!(!files(&bed).is_empty(), is_kept, "{config}");
+        bed.assert_as_before("a job with a paragraph");
     }
 }
 
 #[test]
 fn a_job_that_its_site_brought_in_reads_nothing_at_its_end() {
     for config in ["", "[defaults]\nreport = true\n"] {
-        let place = Place::new(fast(1), "");
-        let jobs = place.directory("pbs/mom_priv/jobs");
+        let bed = NodeBed::new(fast(1), "");
+        let jobs = bed.directory("pbs/mom_priv/jobs");
         fs::write(jobs.join("481.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
-        let home = place.path("pbs");
-        place.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
+        let home = bed.path("pbs");
+        bed.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
         let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0"];
         let args = [&by_site[..], &prologue_args("481.srv", "")[..]].concat();
-        place.prologue(&args, &[]).ok();
-        kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
-        tells(&place, "481.srv", "\"last_words\":[\"");
-        let end = place.strict_end("481.srv");
+        bed.prologue(&args, &[]).ok();
+        kill(bed.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+        tells(&bed, "481.srv", "\"last_words\":[\"");
+        let end = bed.strict_end("481.srv");
         assert_eq!(end.err, "", "{config}");
-        let told = of(&place, "481.srv");
+        let told = of(&bed, "481.srv");
         assert_eq!(
             told["said_by_user"]["daemons_lost"]
                 .as_array()
                 .map(Vec::len),
             Some(1)
         );
-        place.assert_as_before("a job that its site brought in");
+        bed.assert_as_before("a job that its site brought in");
     }
 }

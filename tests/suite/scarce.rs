@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tests::double::look::wait_until;
 use tests::figures;
-use tests::place::{Place, fast};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{Ran, USER, finish, openpbs_args, strict_epilogue_args};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, finish, openpbs_args, strict_epilogue_args};
 
 const CONFIG: &str = "deadline_s = 3\n";
 const SHARED: &str = "deadline_s = 3\nshared_gpus = true\n";
@@ -32,23 +32,23 @@ struct Scarce {
 fn with_little(
     config: &str,
     scarce: Scarce,
-    prepare: impl FnOnce(&Place) -> Option<Small>,
-    run: impl Fn(&Place, Option<&Small>, usize, &str, &[&str]) -> Ran,
+    prepare: impl FnOnce(&NodeBed) -> Option<Small>,
+    run: impl Fn(&NodeBed, Option<&Small>, usize, &str, &[&str]) -> Ran,
 ) {
-    let place = Place::new(fast(1), config);
-    let small = prepare(&place);
+    let bed = NodeBed::new(fast(1), config);
+    let small = prepare(&bed);
     let what = scarce.what;
     let run = |free, program: &str, args: &[&str]| {
-        let ran = run(&place, small.as_ref(), free, program, args);
+        let ran = run(&bed, small.as_ref(), free, program, args);
         println!(
             "{free} {what} for {program}: {:?} {}",
             ran.code,
             ran.err.trim_end()
         );
-        place.assert_not_drained(what);
+        bed.assert_not_drained(what);
         ran
     };
-    let is_served = |job: &str| drop(place.exec(&[], &[("PBS_JOBID", job)]).ok());
+    let is_served = |job: &str| drop(bed.exec(&[], &[("PBS_JOBID", job)]).ok());
     let jobs = &["74.srv", "75.srv"][..if config == SHARED { 2 } else { 1 }];
     // Without a process nothing can be undone before the job's end, and sometimes not without
     // descriptors.
@@ -67,10 +67,10 @@ fn with_little(
             let has_some = free > 0 || small.is_none();
             let is_named = ran.err.contains("/run'") && ran.err.contains(" free");
             assert!(told && (has_some || is_named), "{ran:?}");
-            assert!(!can_undo || !place.job(job).exists(), "{free} {what}");
-            place.end(job);
+            assert!(!can_undo || !bed.job(job).exists(), "{free} {what}");
+            bed.end(job);
             match *job == jobs[0] {
-                true => place.assert_as_before(what),
+                true => bed.assert_as_before(what),
                 false => is_served(jobs[0]),
             }
             false
@@ -87,9 +87,9 @@ fn with_little(
         if *job != jobs[jobs.len() - 1] {
             is_served(jobs[1]);
         }
-        place.end(job);
+        bed.end(job);
     }
-    place.assert_as_before(what);
+    bed.assert_as_before(what);
     assert!(
         failed >= scarce.least,
         "too few {what} at {failed} moments only"
@@ -119,15 +119,15 @@ fn a_node_without_room_refuses_a_job_names_the_file_system_and_disturbs_no_other
         };
         let (over, leave) = kind;
         alone(|| {
-            let prepare = |place: &Place| Some(over(&place.path("run"), 256, 0o755));
+            let prepare = |bed: &NodeBed| Some(over(&bed.path("run"), 256, 0o755));
             with_little(
                 config,
                 scarce,
                 prepare,
-                |place, small, free, program, args| {
+                |bed, small, free, program, args| {
                     let small = small.expect("a file system");
                     leave(small, free);
-                    let ran = place.run(program, args, &[]);
+                    let ran = bed.run(program, args, &[]);
                     small.free();
                     ran
                 },
@@ -149,10 +149,10 @@ fn a_start_without_descriptors_is_given_up_and_disturbs_no_other_job() {
             config,
             scarce,
             |_| None,
-            |place, _, free, program, args| {
+            |bed, _, free, program, args| {
                 // With three the loader cannot open the program's own libraries.
                 let limit = format!("--nofile={}", free + 4);
-                let mut command = place.command_by(&["/usr/bin/prlimit", &limit], program);
+                let mut command = bed.command_by(&["/usr/bin/prlimit", &limit], program);
                 finish(command.args(args))
             },
         );
@@ -172,7 +172,7 @@ fn a_shared_mps_without_processes_refuses_a_job_and_disturbs_no_other() {
         SHARED,
         scarce,
         |_| None,
-        |place, _, free, program, args| few.run(free + 1, place, program, args),
+        |bed, _, free, program, args| few.run(free + 1, bed, program, args),
     );
 }
 
@@ -186,18 +186,18 @@ fn a_file_system_that_is_full_costs_a_job_that_is_served_lines_of_its_log_and_no
         ("/dev/shm", 0o1777, true),
     ] {
         alone(|| {
-            let place = Place::new(fast(1), CONFIG);
-            let small = Small::over(&place.path(at), 256, mode);
+            let bed = NodeBed::new(fast(1), CONFIG);
+            let small = Small::over(&bed.path(at), 256, mode);
             if begins_full {
                 small.leave(0);
             }
-            place.begin("71.srv", ACCOUNT, "0");
+            bed.begin("71.srv", ACCOUNT, "0");
             small.leave(0);
-            place.served("71.srv", &[]);
-            let end = place.strict_end("71.srv");
+            bed.served("71.srv", &[]);
+            let end = bed.strict_end("71.srv");
             small.free();
             end.ok();
-            place.assert_as_before(at);
+            bed.assert_as_before(at);
             figures::tell("faults", 1);
         });
     }
@@ -216,11 +216,11 @@ impl Few {
         Self(own)
     }
 
-    fn run(&self, most: usize, place: &Place, program: &str, args: &[&str]) -> Ran {
+    fn run(&self, most: usize, bed: &NodeBed, program: &str, args: &[&str]) -> Ran {
         fs::write(self.0.join("pids.max"), most.to_string()).expect("a bound of processes");
         let procs = self.0.join("cgroup.procs").display().to_string();
         let enter = ["/bin/sh", "-c", "echo $$ >\"$0\" && exec \"$@\"", &procs];
-        finish(place.command_by(&enter, program).args(args))
+        finish(bed.command_by(&enter, program).args(args))
     }
 }
 

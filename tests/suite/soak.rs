@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tests::child;
-use tests::stage::built;
+use tests::run::built;
 
 /// How much a long-lived `mpsd` may grow while others begin and end. Kilobytes.
 const FLAT_KB: u64 = 512;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tests::place::{Place, Running, fast};
-use tests::stage::{THREE, USER};
+use tests::node_bed::{NodeBed, Running, fast};
+use tests::run::{THREE, USER};
 
 struct Loops(Running);
 
@@ -58,14 +58,14 @@ fn starve(pid: u32) {
 
 #[test]
 fn processes_that_get_no_turn_are_ended_and_drain_nothing() {
-    let place = Place::with_job(fast(1), "deadline_s = 8\n", "58.srv", "MPS=true", "0");
-    let pids: Vec<u32> = THREE.iter().flat_map(|name| place.pids(name)).collect();
+    let bed = NodeBed::with_job(fast(1), "deadline_s = 8\n", "58.srv", "MPS=true", "0");
+    let pids: Vec<u32> = THREE.iter().flat_map(|name| bed.pids(name)).collect();
     assert!(pids.len() >= 3, "{pids:?}");
     pids.into_iter().for_each(starve);
     let loops = Loops::begin();
     std::thread::sleep(Duration::from_millis(300));
-    let end = place.strict_end("58.srv");
+    let end = bed.strict_end("58.srv");
     drop(loops);
     end.ok();
-    place.assert_as_before("starved processes");
+    bed.assert_as_before("starved processes");
 }

@@ -6,75 +6,75 @@ use std::time::Duration;
 use mpsd_core::paths::JOURNAL;
 use nix::sys::signal::Signal;
 use tests::double::Builder;
-use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
-use tests::stage::{Ran, USER, as_user};
+use tests::node_bed::{NodeBed, Running, eventually, fast, kill, side_by_side};
+use tests::run::{Ran, USER, as_user};
 
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 
-fn served(node: Builder, job: &str, gpus: &str) -> Place {
-    Place::with_job(node, "deadline_s = 20\n", job, ACCOUNT, gpus)
+fn served(node: Builder, job: &str, gpus: &str) -> NodeBed {
+    NodeBed::with_job(node, "deadline_s = 20\n", job, ACCOUNT, gpus)
 }
 
 /// `mpsctl status` of `user`, or of root.
-fn status(place: &Place, user: Option<&str>, args: &[&str], env: &[(&str, &str)]) -> Ran {
+fn status(bed: &NodeBed, user: Option<&str>, args: &[&str], env: &[(&str, &str)]) -> Ran {
     let args = [&["status"], args].concat();
     match user {
-        Some(user) => place.mpsctl_as(user, &args, env),
-        None => place.run("mpsctl", &args, env),
+        Some(user) => bed.mpsctl_as(user, &args, env),
+        None => bed.run("mpsctl", &args, env),
     }
 }
 
-fn status_in(place: &Place, job: &str, args: &[&str]) -> Ran {
-    let (name, pipe) = place.pipe(job);
+fn status_in(bed: &NodeBed, job: &str, args: &[&str]) -> Ran {
+    let (name, pipe) = bed.pipe(job);
     let env = [("PBS_JOBID", job), (name.as_str(), pipe.as_str())];
-    status(place, Some(USER), args, &env)
+    status(bed, Some(USER), args, &env)
 }
 
-fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
+fn client(bed: &NodeBed, job: &str, gpu: &str, rank: &str) -> Running {
     let args = ["--hold", "30", "--gpu", gpu];
-    place.attached(job, &args, &[("SLURM_PROCID", rank)])
+    bed.attached(job, &args, &[("SLURM_PROCID", rank)])
 }
 
 #[test]
 fn root_waits_for_no_daemon_and_a_hung_one_is_said_to_be() {
-    let place = served(fast(1), "302.srv", "0");
-    let other = place.torque("303.srv", "MPS=true", "0");
-    let control = place.pids("nvidia-cuda-mps-control")[0];
+    let bed = served(fast(1), "302.srv", "0");
+    let other = bed.torque("303.srv", "MPS=true", "0");
+    let control = bed.pids("nvidia-cuda-mps-control")[0];
     kill(control, Signal::SIGSTOP);
-    let ran = status(&place, None, &[], &[]).ok();
+    let ran = status(&bed, None, &[], &[]).ok();
     ran.within(Duration::from_secs(8));
     assert_eq!(ran.out.matches("no answer").count(), 1, "{ran:?}");
     if other.code == Some(0) {
         ran.prints("answers; server");
     }
     // A task whose own session hangs.
-    let ran = status_in(&place, "302.srv", &[]).exits(2);
+    let ran = status_in(&bed, "302.srv", &[]).exits(2);
     ran.prints("under MPS: unknown");
     kill(control, Signal::SIGCONT);
-    place.strict_end("303.srv");
-    place.assert_ends_clean("302.srv", "a hung daemon");
+    bed.strict_end("303.srv");
+    bed.assert_ends_clean("302.srv", "a hung daemon");
 }
 
 #[test]
 fn a_journal_that_cannot_be_read_hides_no_other_job() {
-    let place = served(fast(2), "306.srv", "0");
-    place.begin("307.srv", ACCOUNT, "1");
-    let journal = place.job("307.srv").join(JOURNAL);
+    let bed = served(fast(2), "306.srv", "0");
+    bed.begin("307.srv", ACCOUNT, "1");
+    let journal = bed.job("307.srv").join(JOURNAL);
     let whole = std::fs::read(&journal).expect("journal");
     std::fs::write(&journal, "{").expect("journal");
-    let ran = status(&place, None, &[], &[]).exits(2);
+    let ran = status(&bed, None, &[], &[]).exits(2);
     ran.prints("job 306.srv of ").prints("MPS is up");
     let of_it = ran.out.lines().filter(|line| line.contains("307.srv"));
     assert_eq!(of_it.count(), 1, "{ran:?}");
-    let told = status(&place, None, &["--json"], &[]).exits(2).json();
+    let told = status(&bed, None, &["--json"], &[]).exits(2).json();
     assert_eq!(told["jobs"][0]["job"], "306.srv", "{told}");
     let unread = told["unread"][0].as_str().expect("a line");
     assert!(unread.contains("307.srv"), "{told}");
-    let ran = status(&place, None, &["307.srv"], &[]).exits(2);
+    let ran = status(&bed, None, &["307.srv"], &[]).exits(2);
     ran.prints("307.srv");
     std::fs::write(&journal, whole).expect("journal");
-    place.end("307.srv");
-    place.assert_ends_clean("306.srv", "an unreadable journal");
+    bed.end("307.srv");
+    bed.assert_ends_clean("306.srv", "an unreadable journal");
 }
 
 fn nonsense() -> [(&'static str, String); 6] {
@@ -106,15 +106,15 @@ fn a_daemon_that_answers_nonsense_gets_no_control_character_onto_a_terminal() {
                 faults.answer.insert((*command).to_owned(), text.clone());
             }
         });
-        let place = served(node, "304.srv", "0");
-        let client = client(&place, "304.srv", "0", "0\u{1b}");
+        let bed = served(node, "304.srv", "0");
+        let client = client(&bed, "304.srv", "0", "0\u{1b}");
         for args in [&[][..], &["--json"]] {
             let what = format!("{name} for {commands:?}, {args:?}");
-            assert_harmless(&status_in(&place, "304.srv", args), &what);
-            assert_harmless(&status(&place, None, args, &[]), &what);
+            assert_harmless(&status_in(&bed, "304.srv", args), &what);
+            assert_harmless(&status(&bed, None, args, &[]), &what);
         }
         drop(client);
-        place.assert_ends_clean("304.srv", name);
+        bed.assert_ends_clean("304.srv", name);
     });
 }
 
@@ -144,24 +144,24 @@ fn assert_harmless(ran: &Ran, what: &str) {
 /// A script's `rm -rf $CUDA_MPS_PIPE_DIRECTORY/*; nvidia-cuda-mps-control -d`.
 #[test]
 fn a_directory_that_a_script_empties_or_takes_over_is_told() {
-    let place = served(fast(1), "1.srv", "0");
-    let here = || status_in(&place, "1.srv", &[]);
+    let bed = served(fast(1), "1.srv", "0");
+    let here = || status_in(&bed, "1.srv", &[]);
     here().ok().prints("under MPS: yes");
-    for file in std::fs::read_dir(place.pipe("1.srv").1).expect("the directory") {
+    for file in std::fs::read_dir(bed.pipe("1.srv").1).expect("the directory") {
         std::fs::remove_file(file.expect("a file").path()).expect("removed");
     }
     here()
         .exits(1)
         .prints("its sockets were removed")
         .lacks("has ended");
-    let mut second = as_user(USER, place.node.control());
-    second.arg("-f").env_clear().envs([place.pipe("1.srv")]);
+    let mut second = as_user(USER, bed.node.control());
+    second.arg("-f").env_clear().envs([bed.pipe("1.srv")]);
     let second = Running::start(second.stdout(std::process::Stdio::null()));
     let told = format!("process {}, which mpsd did not start", second.pid());
-    let socket = std::path::Path::new(&place.pipe("1.srv").1).join("control");
+    let socket = std::path::Path::new(&bed.pipe("1.srv").1).join("control");
     eventually("the second daemon listens", || socket.exists());
     here().prints(&told);
     here().exits(1).lacks("control daemon answers");
     drop(second);
-    place.assert_ends_clean("1.srv", "a second daemon in the job's directory");
+    bed.assert_ends_clean("1.srv", "a second daemon in the job's directory");
 }

@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::child::{Ran as Ended, Running};
 use tests::double::{copy_program, look};
-use tests::place::{eventually, kill};
-use tests::stage::finish;
+use tests::node_bed::{eventually, kill};
+use tests::run::finish;
 
 use crate::bench::Bench;
 
@@ -29,7 +29,7 @@ impl Bench {
     /// that take turns have 1000 together; under MPS 3000; each with a share 4000. A single client
     /// has 1000.
     fn simulation(&self) -> String {
-        let (peers, client) = (self.place.path("peers"), self.place.node.client());
+        let (peers, client) = (self.bed.path("peers"), self.bed.node.client());
         let text = format!(
             "cd {peers}\n{client} --node {node} --alloc 256 --hold 3 >$$ &\nuntil [ -s $$ ]; do sleep 0.1; done\nsleep 1.5\nset -- *\n\
              case $(cat $$) in\n\
@@ -37,7 +37,7 @@ impl Bench {
              each=$((all / $#))\n[ $each -le 1000 ] || each=1000\necho \"speed: $each ns/day\"\nwait\nrm $$",
             peers = peers.display(),
             client = client.display(),
-            node = self.place.node.dir().display(),
+            node = self.bed.node.dir().display(),
         );
         self.script("simulation", &text)
     }
@@ -180,7 +180,7 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     // It does not try more of the same.
     assert!(!ran.out.contains("2 clients"), "{ran:?}");
     // Each round tries the smaller number first. Two fail, and one has a figure from each round.
-    let peers = bench.place.path("peers");
+    let peers = bench.bed.path("peers");
     let text = format!(
         "cd {}\n: >$$\nsleep 1\nfor peer in *; do kill -0 $peer 2>&- || rm -f $peer; done\nset -- *\nrm -f $$\n\
          [ $# -eq 1 ] || exit 3\necho '5 apples'",

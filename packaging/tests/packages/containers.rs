@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, finish};
+use tests::node_bed::{NodeBed, fast};
+use tests::run::{Ran, USER, finish};
 
 use crate::guide::commands;
 use crate::{kept, run, skip, unpack};
@@ -48,14 +48,14 @@ fn unpacked() -> Result<PathBuf, String> {
 }
 
 struct Bed {
-    place: Place,
+    place: NodeBed,
     packages: PathBuf,
 }
 
 impl Bed {
     /// A job with the GPUs in mode DEFAULT, in which a client that misses its daemon gets no error.
     fn new(packages: PathBuf) -> Bed {
-        let place = Place::without_cgroup(fast(1), "compute_mode = \"keep\"");
+        let place = NodeBed::without_cgroup(fast(1), "compute_mode = \"keep\"");
         for dir in ["home", "home/run", "home/image"] {
             fs::create_dir(place.path(dir)).unwrap();
             fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o700)).unwrap();

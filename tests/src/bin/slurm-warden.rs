@@ -16,8 +16,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tests::double::look::{descendants, process};
 use tests::double::remove_cgroup;
+use tests::node_bed::kill;
 use tests::orders;
-use tests::place::kill;
 use tests::slurm::Request;
 
 /// How long a daemon may take after SIGTERM in the teardown.

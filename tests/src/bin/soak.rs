@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tests::figures;
-use tests::place::{Place, eventually, fast, kill, resident_kb, side_by_side};
-use tests::stage::THREE;
+use tests::node_bed::{NodeBed, eventually, fast, kill, resident_kb, side_by_side};
+use tests::run::THREE;
 
 const GPUS: u32 = 8;
 /// How often an epilogue may run again before a job counts as lost: a lock may time out on a busy
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 
 fn run(tally: &Tally, cycles: u32, at_once: usize, seed: u64) {
     let config = "deadline_s = 12\ncompute_mode = \"exclusive\"\n";
-    let place = Place::new(fast(GPUS as usize), config);
+    let place = NodeBed::new(fast(GPUS as usize), config);
     let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
     // One job lives the whole time.
     place.begin("1.srv", ACCOUNT, "7");
@@ -135,7 +135,7 @@ fn run(tally: &Tally, cycles: u32, at_once: usize, seed: u64) {
 }
 
 struct Shared<'a> {
-    place: &'a Place,
+    place: &'a NodeBed,
     tally: &'a Tally,
     spared: BTreeSet<u32>,
 }
@@ -180,7 +180,7 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
 }
 
 /// Repeats an epilogue until it says that the node is as before this job.
-fn end(place: &Place, tally: &Tally, job: &str) {
+fn end(place: &NodeBed, tally: &Tally, job: &str) {
     for again in 0..TRIES {
         if again > 0 {
             tally.count("repeated");

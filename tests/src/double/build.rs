@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::look::{self, Process};
 use super::node::{Context, Description, Faults, Gpu, MigDevice, Node, NvmlFaults, Times};
-use crate::stage::built;
+use crate::run::built;
 
 #[derive(Debug)]
 pub struct Builder {

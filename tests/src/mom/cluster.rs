@@ -3,7 +3,7 @@
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, variables};
 use crate::double::{Builder, NodeDouble};
-use crate::stage::PROGRAMS;
+use crate::run::PROGRAMS;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;

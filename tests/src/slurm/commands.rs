@@ -17,7 +17,7 @@ use super::users::User;
 use super::warden::{Request, Warden};
 use crate::child::{Ran, Running};
 use crate::double::look::{Process, alive, process};
-use crate::place::send;
+use crate::node_bed::send;
 
 const COMMAND: Duration = Duration::from_secs(30);
 

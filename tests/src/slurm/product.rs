@@ -11,7 +11,7 @@ use super::bed::Bed;
 use super::host::program_beside;
 use super::stamp;
 use crate::double::copy_program;
-use crate::stage::PROGRAMS;
+use crate::run::PROGRAMS;
 
 pub const PLUGIN: &str = "libspank_mps.so";
 

@@ -12,8 +12,8 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tests::double::look::{self, wait_until};
 use tests::double::{Builder, NodeDouble, copy_program};
-use tests::place::kill;
-use tests::stage::chmod;
+use tests::node_bed::kill;
+use tests::run::chmod;
 
 use crate::client::Client;
 use crate::processes::{Ended, Running, USER, command, run, spawn};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
-use tests::stage::chmod;
+use tests::run::chmod;
 
 use crate::bench::{Bench, Daemon, PATIENCE, assert_within};
 use crate::client::{Client, Holding, of_first_gpu, under_mps};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, wait_until};
-use tests::place::kill;
+use tests::node_bed::kill;
 
 use crate::bench::{Daemon, HANGS, PATIENCE};
 use crate::client::under_mps;

@@ -11,7 +11,7 @@ use nvml_wrapper::error::NvmlError;
 use tests::double::look::{alive, process, wait_until};
 use tests::double::node::Faults;
 use tests::double::{Builder, Frozen, NodeDouble};
-use tests::place::kill;
+use tests::node_bed::kill;
 
 use crate::bench::{Bench, PATIENCE, nvidia};
 use crate::processes::USER;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tests::stage::chmod;
+use tests::run::chmod;
 
 use crate::bench::{Bench, Daemon, GpuFact, not_verified, nvidia};
 use crate::client::{Client, drop_to_user, of_first_gpu, under_mps};

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, process, wait_until};
-use tests::place::kill;
+use tests::node_bed::kill;
 
 use crate::bench::{Bench, Daemon, PATIENCE};
 use crate::processes::{STRANGER, USER};

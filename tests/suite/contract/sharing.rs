@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::wait_until;
 use tests::double::visible::multiprocessors;
-use tests::place::own_cgroup;
+use tests::node_bed::own_cgroup;
 
 use crate::bench::{Bench, Daemon, PATIENCE, not_verified};
 use crate::client::{Client, drop_to_user, limited_to, of_first_gpu, under_mps, unlimited};

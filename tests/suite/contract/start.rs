@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, wait_until};
-use tests::stage::chmod;
+use tests::run::chmod;
 
 use crate::bench::{Bench, Daemon, PIPE, assert_within};
 use crate::client::under_mps;

@@ -17,17 +17,15 @@ use tests::double::copy_program;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::fuse::{FILE, Hung};
-use tests::place::{Place, Running, eventually, fast, kill};
+use tests::node_bed::{NodeBed, Running, eventually, fast, kill};
+use tests::run::{OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script, uid_of};
 use tests::scarcity::{Small, alone};
-use tests::stage::{
-    OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script, uid_of,
-};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-fn served(job: &str) -> Place {
-    Place::with_job(fast(1), CONFIG, job, ACCOUNT, "0")
+fn served(job: &str) -> NodeBed {
+    NodeBed::with_job(fast(1), CONFIG, job, ACCOUNT, "0")
 }
 
 /// A process of the user's without MPS, with these variables.
@@ -45,8 +43,8 @@ fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
 
 /// A tree of root's with one file that must not change. Returns the state of that file and its
 /// directory.
-fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
-    let dir = place.directory("treasure");
+fn treasure(bed: &NodeBed) -> (PathBuf, impl Fn() -> String) {
+    let dir = bed.directory("treasure");
     fs::write(dir.join("file"), "gold").expect("file");
     let at = dir.clone();
     let look = move || {
@@ -65,9 +63,9 @@ fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
 
 #[test]
 fn planted_pids_and_sockets_get_nobody_killed() {
-    let place = served("82.srv");
+    let bed = served("82.srv");
     let mut bystander = bystander(Path::new("/bin/sleep"), &[]);
-    let pipe = place.job("82.srv").join("pipe");
+    let pipe = bed.job("82.srv").join("pipe");
     let pid = bystander.pid().to_string();
     fs::write(pipe.join("nvidia-cuda-mps-control.pid"), pid).expect("pid file");
     // Sockets that accept every connection and never answer.
@@ -75,22 +73,22 @@ fn planted_pids_and_sockets_get_nobody_killed() {
         fs::remove_file(pipe.join(name)).expect("the socket is there");
         UnixListener::bind(pipe.join(name)).expect("socket")
     });
-    place.assert_ends_clean("82.srv", "planted pids and sockets");
+    bed.assert_ends_clean("82.srv", "planted pids and sockets");
     assert!(!bystander.has_ended());
     drop(deaf);
 }
 
 #[test]
 fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
-    let place = served("83.srv");
-    let pipe = place.job("83.srv").join("pipe");
+    let bed = served("83.srv");
+    let pipe = bed.job("83.srv").join("pipe");
     // Another file under the vendor's name, in the user's own directory.
-    let copy = place.directory("own").join(THREE[1]);
+    let copy = bed.directory("own").join(THREE[1]);
     copy_program(Path::new("/bin/sleep"), &copy).expect("copy");
     chmod(&copy, 0o755);
     let carries = [("CUDA_MPS_PIPE_DIRECTORY", pipe.as_path())];
     let mut two = [Path::new("/bin/sleep"), &copy].map(|program| bystander(program, &carries));
-    place.assert_ends_clean("83.srv", "processes with our variables");
+    bed.assert_ends_clean("83.srv", "processes with our variables");
     assert!(two.iter_mut().all(|process| !process.has_ended()));
 }
 
@@ -98,13 +96,13 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
 /// pipe directory.
 #[test]
 fn only_the_very_files_that_a_job_began_with_are_its_own() {
-    let place = Place::without_cgroup(fast(1), CONFIG);
-    place.begin("94.srv", ACCOUNT, "0");
-    let control = place.node.control();
+    let bed = NodeBed::without_cgroup(fast(1), CONFIG);
+    bed.begin("94.srv", ACCOUNT, "0");
+    let control = bed.node.control();
     // A session that waits for its commands.
     let session = || {
         let mut command = as_user(USER, &control);
-        command.env_clear().envs([place.pipe("94.srv")]);
+        command.env_clear().envs([bed.pipe("94.srv")]);
         let session = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
         eventually("the session runs", || {
             look::process(session.pid()).is_some_and(|p| p.exe == control)
@@ -116,22 +114,22 @@ fn only_the_very_files_that_a_job_began_with_are_its_own() {
     copy_program(&control, &upgrade).expect("copy");
     fs::rename(&upgrade, &control).expect("rename");
     let mut of_another = session();
-    place.end("94.srv");
+    bed.end("94.srv");
     assert!(of_the_job.has_ended() && !of_another.has_ended());
     drop((of_the_job, of_another));
-    place.assert_as_before("an upgrade under a job");
+    bed.assert_as_before("an upgrade under a job");
 }
 
 /// A user who can list a directory can keep its lock.
 #[test]
 fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() {
-    let place = Place::new(fast(2), "deadline_s = 20\n");
-    place.begin("84.srv", ACCOUNT, "1");
-    place.configure("deadline_s = 20\nshared_gpus = true\n");
-    place.torque_on_gpu_0("85.srv", "MPS=true").ok();
-    let run = place.path("run");
-    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
-    for mps in [place.job("84.srv"), run.join("shared").join(&id)] {
+    let bed = NodeBed::new(fast(2), "deadline_s = 20\n");
+    bed.begin("84.srv", ACCOUNT, "1");
+    bed.configure("deadline_s = 20\nshared_gpus = true\n");
+    bed.torque_on_gpu_0("85.srv", "MPS=true").ok();
+    let run = bed.path("run");
+    let id = format!("{}-{}", uid_of(USER), bed.node.uuids()[0]);
+    for mps in [bed.job("84.srv"), run.join("shared").join(&id)] {
         let [pipe, log] = ["pipe", "log"].map(|name| mps.join(name));
         for dir in [&pipe, &log] {
             let about = dir.metadata().expect("directory");
@@ -150,7 +148,7 @@ fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() 
     }
     let lock = run.join(format!("shared/.{id}.lock"));
     finish(as_user(USER, "/bin/cat").arg(lock)).complains("Permission denied");
-    let cgroup = place.cgroups.as_ref().map(|base| base.join("84.srv"));
+    let cgroup = bed.cgroups.as_ref().map(|base| base.join("84.srv"));
     let ours = ["jobs", "jobs/84.srv", "shared", "gpus"].map(|dir| run.join(dir));
     for dir in ours.iter().chain(&cgroup) {
         let mode = dir.metadata().expect("directory").mode() & 0o7777;
@@ -158,14 +156,14 @@ fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() 
         finish(as_user(USER, "/bin/ls").arg(dir)).complains("Permission denied");
     }
     // The vendor's own program, run by the stranger against the job's pipe.
-    let mut quit = as_user(OTHER_USER, place.node.control());
-    quit.envs([place.pipe("84.srv")]).stdin(Stdio::piped());
+    let mut quit = as_user(OTHER_USER, bed.node.control());
+    quit.envs([bed.pipe("84.srv")]).stdin(Stdio::piped());
     let mut session = Running::start(quit.stdout(Stdio::null()).stderr(Stdio::null()));
     let _ = session.0.stdin.take().expect("stdin").write_all(b"quit\n");
     session.wait();
-    assert_eq!(place.pids(THREE[1]).len(), 2, "the daemons live");
-    place.end("84.srv");
-    place.assert_ends_clean("85.srv", "a stranger");
+    assert_eq!(bed.pids(THREE[1]).len(), 2, "the daemons live");
+    bed.end("84.srv");
+    bed.assert_ends_clean("85.srv", "a stranger");
 }
 
 /// A process of the user's with its memory map locked: a process that reads its environment hangs
@@ -195,26 +193,26 @@ fn can_be_read(pid: u32, file: &str) -> bool {
 #[test]
 fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
     alone(|| {
-        let place = Place::without_cgroup(fast(1), CONFIG);
-        let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+        let bed = NodeBed::without_cgroup(fast(1), CONFIG);
+        let Some((at, hung)) = bed.hung("fuse", Hung::over_writes) else {
             return;
         };
-        let slurm = place.directory("slurm");
+        let slurm = bed.directory("slurm");
         script(&slurm.join("scontrol"), "");
         let running = "case $2 in -s) ;; *) echo '4711|4711' ;; esac";
         script(&slurm.join("squeue"), running);
-        place.configure(&format!(
+        bed.configure(&format!(
             "{CONFIG}[slurm]\nexec = \"{}\"\n",
             slurm.display()
         ));
-        place.refused("4711", "MPS=maybe");
-        let stepd = place.path("slurmstepd");
-        copy_program(&place.node.control(), &stepd).expect("a copy");
+        bed.refused("4711", "MPS=maybe");
+        let stepd = bed.path("slurmstepd");
+        copy_program(&bed.node.control(), &stepd).expect("a copy");
         let named = hides_in(&stepd, &at, &hung, &[]);
         let comm = fs::read_to_string(format!("/proc/{}/comm", named.pid()));
         assert_eq!(comm.expect("comm"), "slurmstepd\n");
         assert!(!can_be_read(named.pid(), "cmdline"), "it holds no lock");
-        let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
+        let ran = bed.mpsctl(&["reconcile", "--node", "gpu001"]);
         drop((hung, named));
         ran.within(Duration::from_secs(20));
         ran.prints("job 4711: its scheduler has it here");
@@ -226,39 +224,39 @@ fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
     for cgroup in [true, false] {
         alone(|| {
             let made = if cgroup {
-                Place::new
+                NodeBed::new
             } else {
-                Place::without_cgroup
+                NodeBed::without_cgroup
             };
-            let place = made(fast(1), CONFIG);
-            let _hidden = Small::over(&place.path("run"), 256, 0o755);
-            place.begin("90.srv", ACCOUNT, "0");
-            assert_eq!(place.node.modes(), ["exclusive_process"]);
-            let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+            let bed = made(fast(1), CONFIG);
+            let _hidden = Small::over(&bed.path("run"), 256, 0o755);
+            bed.begin("90.srv", ACCOUNT, "0");
+            assert_eq!(bed.node.modes(), ["exclusive_process"]);
+            let Some((at, hung)) = bed.hung("fuse", Hung::over_writes) else {
                 return;
             };
-            let hidden = hides_in(&place.node.control(), &at, &hung, &[place.pipe("90.srv")]);
+            let hidden = hides_in(&bed.node.control(), &at, &hung, &[bed.pipe("90.srv")]);
             let pid = hidden.pid();
             assert!(!can_be_read(pid, "environ"), "it holds no lock");
             for file in ["stat", "status", "cgroup"] {
                 assert!(can_be_read(pid, file), "{file}");
             }
             let others = || -> Vec<u32> {
-                let all = THREE.iter().flat_map(|name| place.pids(name));
+                let all = THREE.iter().flat_map(|name| bed.pids(name));
                 all.filter(|other| *other != pid).collect()
             };
             assert_eq!(others().len(), 3);
-            let end = place.end("90.srv");
+            let end = bed.end("90.srv");
             end.within(Duration::from_secs(6));
             assert_eq!(others(), [0; 0], "cgroup {cgroup}: {end:?}");
-            assert_eq!(place.node.modes(), ["default"], "cgroup {cgroup}: {end:?}");
+            assert_eq!(bed.node.modes(), ["default"], "cgroup {cgroup}: {end:?}");
             // The user's next job, and the timer's work.
-            place.begin("91.srv", ACCOUNT, "0");
-            let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
+            bed.begin("91.srv", ACCOUNT, "0");
+            let ran = bed.mpsctl(&["reconcile", "--node", "gpu001"]);
             ran.within(Duration::from_secs(10));
-            place.end("91.srv");
+            bed.end("91.srv");
             drop((hung, hidden));
-            place.assert_as_before("a process that cannot be read");
+            bed.assert_as_before("a process that cannot be read");
             figures::tell("faults", 1);
         });
     }
@@ -267,17 +265,16 @@ fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
 #[test]
 fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_starts() {
     alone(|| {
-        let place = Place::new(fast(1), CONFIG);
-        let _hidden = Small::over(&place.path("run"), 256, 0o755);
-        let (dir, look) = treasure(&place);
+        let bed = NodeBed::new(fast(1), CONFIG);
+        let _hidden = Small::over(&bed.path("run"), 256, 0o755);
+        let (dir, look) = treasure(&bed);
         let before = look();
         for round in 0..2 {
-            place.begin("92.srv", ACCOUNT, "0");
-            let Some((pipe, hung)) = place.hung("run/jobs/92.srv/pipe/deep/fuse", Hung::over)
-            else {
+            bed.begin("92.srv", ACCOUNT, "0");
+            let Some((pipe, hung)) = bed.hung("run/jobs/92.srv/pipe/deep/fuse", Hung::over) else {
                 return;
             };
-            let log = place.hung("run/jobs/92.srv/log", Hung::over);
+            let log = bed.hung("run/jobs/92.srv/log", Hung::over);
             let bound = pipe.with_file_name("bound");
             fs::create_dir(&bound).expect("directory");
             mount(
@@ -288,34 +285,34 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
                 None::<&str>,
             )
             .expect("bind mount");
-            place.end("92.srv");
-            assert!(!place.job("92.srv").exists(), "round {round}");
+            bed.end("92.srv");
+            assert!(!bed.job("92.srv").exists(), "round {round}");
             let mounts = fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
             assert!(!mounts.contains("92.srv"), "round {round}: {mounts}");
             assert_eq!(look(), before, "round {round}");
             drop((hung, log));
         }
-        place.assert_as_before("file systems in the job's directories");
+        bed.assert_as_before("file systems in the job's directories");
     });
 }
 
 #[test]
 fn a_start_that_its_user_stops_does_not_come_up_after_the_jobs_end() {
     let slow = fast(1).times(|t| t.server_ready = (1500, 1500));
-    let place = Place::new(slow, "deadline_s = 20\n");
+    let bed = NodeBed::new(slow, "deadline_s = 20\n");
     let options = ["--wait", "started", "--record", "--gpus", "0"];
     let args = [&options, &prologue_args("93.srv", ACCOUNT)[..]].concat();
-    place.prologue(&args, &[]).ok();
-    eventually("a control daemon", || !place.pids(THREE[1]).is_empty());
-    let stopped = place.pids(THREE[1]);
-    for pid in stopped.iter().chain(&place.pids("mpsd")) {
+    bed.prologue(&args, &[]).ok();
+    eventually("a control daemon", || !bed.pids(THREE[1]).is_empty());
+    let stopped = bed.pids(THREE[1]);
+    for pid in stopped.iter().chain(&bed.pids("mpsd")) {
         kill(*pid, Signal::SIGSTOP);
     }
-    let end = place.strict_end("93.srv");
+    let end = bed.strict_end("93.srv");
     for pid in stopped {
         kill(pid, Signal::SIGCONT);
     }
     end.ok();
     std::thread::sleep(Duration::from_secs(2));
-    place.assert_as_before("a start that its user stopped");
+    bed.assert_as_before("a start that its user stopped");
 }

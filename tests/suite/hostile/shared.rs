@@ -1,39 +1,39 @@
 //! What a hostile user may try with an MPS that several of the user's jobs share.
 
 use super::*;
-use tests::stage::{openpbs_args, uid_of};
+use tests::run::{openpbs_args, uid_of};
 
 const JOBS: [&str; 2] = ["851.srv", "852.srv"];
 const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
 
 /// Two jobs of the user in one MPS, and its directory.
-fn shared() -> (Place, PathBuf) {
-    let place = Place::new(fast(1), SITE);
-    JOBS.into_iter().for_each(begins(&place));
-    let id = format!("{}-{}", uid_of(USER), place.node.uuids()[0]);
-    let mps = place.path("run/shared").join(id);
-    (place, mps)
+fn shared() -> (NodeBed, PathBuf) {
+    let bed = NodeBed::new(fast(1), SITE);
+    JOBS.into_iter().for_each(begins(&bed));
+    let id = format!("{}-{}", uid_of(USER), bed.node.uuids()[0]);
+    let mps = bed.path("run/shared").join(id);
+    (bed, mps)
 }
 
-fn begins(place: &Place) -> impl Fn(&str) {
-    |job| drop(place.torque_on_gpu_0(job, "MPS=true").ok())
+fn begins(bed: &NodeBed) -> impl Fn(&str) {
+    |job| drop(bed.torque_on_gpu_0(job, "MPS=true").ok())
 }
 
 /// The first job has a client, and its end asks the stopped daemon to end that client.
 #[test]
 fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
     for names in [&THREE[..1], &THREE[1..2], &THREE[2..], &THREE[..]] {
-        let (place, _) = shared();
-        let client = place.sharer(JOBS[0]);
-        for pid in names.iter().flat_map(|name| place.pids(name)) {
+        let (bed, _) = shared();
+        let client = bed.sharer(JOBS[0]);
+        for pid in names.iter().flat_map(|name| bed.pids(name)) {
             kill(pid, Signal::SIGSTOP);
         }
-        begins(&place)("853.srv");
+        begins(&bed)("853.srv");
         for job in [JOBS[0], JOBS[1], "853.srv"] {
-            place.end(job).within(Duration::from_secs(10));
+            bed.end(job).within(Duration::from_secs(10));
         }
         drop(client);
-        place.assert_as_before("stopped processes");
+        bed.assert_as_before("stopped processes");
     }
 }
 
@@ -41,32 +41,26 @@ fn stopped_processes_of_a_shared_mps_hold_no_begin_and_no_end() {
 /// counts.
 #[test]
 fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
-    let (mut place, mps) = shared();
-    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+    let (mut bed, mps) = shared();
+    for pid in THREE.iter().flat_map(|name| bed.pids(name)) {
         kill(pid, Signal::SIGKILL);
     }
-    place
-        .node
+    bed.node
         .change(|node| node.times.server_ready = (3000, 3000));
     let start = |job| {
         let args = [&["--record"], &openpbs_args(job, USER, "MPS=true")[..]].concat();
-        Running::start(
-            place
-                .command("mps-prologue")
-                .args(args)
-                .stderr(Stdio::null()),
-        )
+        Running::start(bed.command("mps-prologue").args(args).stderr(Stdio::null()))
     };
     let mut stopped = start("853.srv");
     eventually("it begins", || {
-        !place.pids(THREE[1]).is_empty() && mps.exists()
+        !bed.pids(THREE[1]).is_empty() && mps.exists()
     });
-    for pid in THREE[..2].iter().flat_map(|name| place.pids(name)) {
+    for pid in THREE[..2].iter().flat_map(|name| bed.pids(name)) {
         kill(pid, Signal::SIGSTOP);
     }
     let mut waits = start("854.srv");
     for job in JOBS {
-        place.end(job).within(Duration::from_secs(6));
+        bed.end(job).within(Duration::from_secs(6));
     }
     assert_eq!(
         [waits.wait(), stopped.wait()],
@@ -74,41 +68,41 @@ fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
         "3 means: only the node"
     );
     for job in ["853.srv", "854.srv"] {
-        let record = fs::read_to_string(place.job(job).join("record")).expect("a record");
+        let record = fs::read_to_string(bed.job(job).join("record")).expect("a record");
         assert!(!record.contains("of_node"), "{record}");
-        place.end(job);
+        bed.end(job);
     }
-    place.assert_as_before("a stopped begin");
+    bed.assert_as_before("a stopped begin");
 }
 
 /// The end of a job on several GPUs leaves several MPS, one after the other.
 #[test]
 fn a_job_that_stops_all_its_shared_mps_is_taken_down_in_one_end() {
-    let place = Place::new(fast(8), SITE);
-    place.begin(JOBS[0], "MPS=true", "0,1,2,3,4,5,6,7");
-    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+    let bed = NodeBed::new(fast(8), SITE);
+    bed.begin(JOBS[0], "MPS=true", "0,1,2,3,4,5,6,7");
+    for pid in THREE.iter().flat_map(|name| bed.pids(name)) {
         kill(pid, Signal::SIGSTOP);
     }
-    place.end(JOBS[0]).within(Duration::from_secs(20));
-    place.assert_as_before("eight stopped MPS");
+    bed.end(JOBS[0]).within(Duration::from_secs(20));
+    bed.assert_as_before("eight stopped MPS");
 }
 
 #[test]
 fn a_process_that_nobody_can_look_at_hides_no_client_of_a_job_that_leaves_a_shared_mps() {
     alone(|| {
-        let (place, _) = shared();
-        let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+        let (bed, _) = shared();
+        let Some((at, hung)) = bed.hung("fuse", Hung::over_writes) else {
             return;
         };
-        let hidden = hides_in(&place.node.control(), &at, &hung, &[]);
+        let hidden = hides_in(&bed.node.control(), &at, &hung, &[]);
         assert!(!can_be_read(hidden.pid(), "environ"), "it holds no lock");
-        let mut clients = JOBS.map(|job| place.sharer(job));
-        place.end(JOBS[0]);
+        let mut clients = JOBS.map(|job| bed.sharer(job));
+        bed.end(JOBS[0]);
         let ends = wait_until(Duration::from_secs(5), || clients[0].has_ended());
         let ended = [ends, clients[1].has_ended()];
         drop((hung, hidden, clients));
         assert_eq!(ended, [true, false]);
-        place.end(JOBS[1]);
-        place.assert_as_before("a process that hides");
+        bed.end(JOBS[1]);
+        bed.assert_as_before("a process that hides");
     });
 }

@@ -8,8 +8,8 @@ fn doctor_says_each_line_of_a_node_under_slurm_once() {
     let cluster = Cluster::enabled();
     let conf = cluster.path("etc/slurm.conf");
     let setting = format!("[slurm]\nconf = \"{}\"", conf.display());
-    cluster.place.configure(&setting);
-    let ran = cluster.place.mpsctl(&["doctor", "--node", "n1"]);
+    cluster.bed.configure(&setting);
+    let ran = cluster.bed.mpsctl(&["doctor", "--node", "n1"]);
     ran.prints("has our line, 'optional'\n");
     let mut lines: Vec<&str> = ran.out.lines().collect();
     let said = lines.len();
@@ -27,12 +27,12 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     }
     let cluster = Cluster::new(&format!("{GOOD}\nNodeName=n1 Gres=gpu:2"));
     cluster.enable().ok();
-    let usual = format!("nvml = \"{}\"", cluster.place.node.nvml().display());
-    let text = fs::read_to_string(cluster.place.config()).expect("configuration");
+    let usual = format!("nvml = \"{}\"", cluster.bed.node.nvml().display());
+    let text = fs::read_to_string(cluster.bed.config()).expect("configuration");
     let text = text.replace(&usual, "nvml = \"libnvidia-ml.so.1\"");
     let conf = cluster.path("etc/slurm.conf");
     let slurm = format!("\n[slurm]\nconf = \"{}\"\n", conf.display());
-    fs::write(cluster.place.config(), text + &slurm).expect("configuration");
+    fs::write(cluster.bed.config(), text + &slurm).expect("configuration");
     let line =
         "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
     cluster
@@ -41,11 +41,11 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
         .prints(line);
     // A health check goes by it; Slurm's other lines are not the node's own.
     let own = ["doctor", "--node", "n1", "--own", "--problems"];
-    cluster.place.mpsctl(&own).exits(2).prints(line);
-    let ran = cluster.place.openpbs("5.srv", USER, "MPS=true");
+    cluster.bed.mpsctl(&own).exits(2).prints(line);
+    let ran = cluster.bed.openpbs("5.srv", USER, "MPS=true");
     ran.exits(2)
         .complains("this node: it has no NVIDIA GPU and no driver");
-    cluster.place.assert_not_drained("a host without GPUs");
+    cluster.bed.assert_not_drained("a host without GPUs");
 }
 
 /// Then srun refuses every `--mps`, or prints ten lines for each job.
@@ -69,7 +69,7 @@ fn a_line_that_the_plugin_does_not_take_and_one_that_stands_twice_are_told() {
 #[test]
 fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
-    cluster.place.configure("compute_mode = \"exclusiv\"");
+    cluster.bed.configure("compute_mode = \"exclusiv\"");
     let ran = cluster.check().exits(2);
     let wrong: Vec<&str> = ran
         .out
@@ -86,7 +86,7 @@ fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
 fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
     let cluster = Cluster::new(GOOD);
     let of_n1 = "[[node]]\nhosts = \"n1\"\ncontrol = \"/nonexistent/control\"";
-    cluster.place.configure(of_n1);
+    cluster.bed.configure(of_n1);
     cluster.enable().ok();
     let ran = cluster.slurm("check", &["--node", "n1"]).exits(2);
     ran.prints("FAIL  NVIDIA's MPS: cannot open '/nonexistent'");
@@ -134,7 +134,7 @@ fn a_program_under_slurmds_name_is_not_believed_to_be_slurmd() {
         assert!(none || ran.out.contains("slurmd (pid "), "{ran:?}");
         !none
     };
-    let theirs = cluster.place.directory("theirs");
+    let theirs = cluster.bed.directory("theirs");
     chown(&theirs, Some(uid_of(USER)), None).expect("chown");
 
     let link = theirs.join("slurmd");
@@ -173,7 +173,7 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     command.args(["-c", "read line", "-N", &node]);
     command.env("SLURM_CONF", &conf).stdin(Stdio::piped());
     let _slurmd = Running::start(command);
-    let check = || cluster.place.mpsctl(&["slurm", "check", "--node", &node]);
+    let check = || cluster.bed.mpsctl(&["slurm", "check", "--node", &node]);
     let own = format!("OK    Slurm's configuration is '{}'", conf.display());
     check().prints(&own);
 
@@ -186,7 +186,7 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
     ran.complains("name the slurm.conf in mpsd.toml")
         .lacks(&own);
     let named = format!("[slurm]\nconf = \"{}\"", conf.display());
-    cluster.place.configure(&named);
+    cluster.bed.configure(&named);
     check().prints(&own).prints("slurmd (pid ");
 }
 
@@ -213,7 +213,7 @@ fn the_running_slurmd_says_where_slurm_is() {
     let other = cluster.path("elsewhere");
     fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
     let setting = format!("[slurm]\nexec = \"{}\"", other.display());
-    cluster.place.configure(&setting);
+    cluster.bed.configure(&setting);
     cluster.check().prints(installed(&other));
     fs::remove_file(other.join("scontrol")).expect("commands");
     let none = format!("FAIL  no scontrol in '{}'", other.display());
@@ -234,7 +234,7 @@ fn a_node_without_slurmd_and_one_without_the_plugins_file_are_told() {
 
     cluster.commands("22.05.3");
     let setting = format!("[slurm]\nexec = \"{}\"", cluster.path("prefix").display());
-    cluster.place.configure(&setting);
+    cluster.bed.configure(&setting);
     fs::remove_dir_all(cluster.path("plugins/22.05")).expect("plugin");
     let ran = cluster.check().exits(2);
     ran.prints("install the package with the plugins again")

@@ -10,26 +10,26 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use tests::double::copy_program;
-use tests::place::{Place, Running, eventually, fast};
-use tests::stage::{Ran, USER, as_user, built, chmod, script, uid_of};
+use tests::node_bed::{NodeBed, Running, eventually, fast};
+use tests::run::{Ran, USER, as_user, built, chmod, script, uid_of};
 
 struct Cluster {
-    place: Place,
+    bed: NodeBed,
 }
 
 impl Cluster {
     fn new(slurm_conf: &str) -> Self {
         let cluster = Self {
-            place: Place::without_cgroup(fast(1), ""),
+            bed: NodeBed::without_cgroup(fast(1), ""),
         };
         for release in ["22.05", "23.11"] {
-            let dir = cluster.place.directory(&format!("plugins/{release}"));
+            let dir = cluster.bed.directory(&format!("plugins/{release}"));
             let file = dir.join("spank_mps.so");
             // As built, it is stamped for 22.05: right in one directory, wrong in the other.
             fs::copy(built("libspank_mps.so"), &file).expect("build spank first");
             chmod(&file, 0o644);
         }
-        cluster.place.directory("etc");
+        cluster.bed.directory("etc");
         cluster.write("slurm.conf", &format!("{slurm_conf}\n"));
         cluster
     }
@@ -40,7 +40,7 @@ impl Cluster {
         cluster.commands(release);
         let commands = cluster.path("prefix/bin");
         let setting = format!("[slurm]\nexec = \"{}\"", commands.display());
-        cluster.place.configure(&setting);
+        cluster.bed.configure(&setting);
         cluster
     }
 
@@ -51,7 +51,7 @@ impl Cluster {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.place.path(name)
+        self.bed.path(name)
     }
 
     fn read(&self, name: &str) -> String {
@@ -72,7 +72,7 @@ impl Cluster {
             "--plugins",
             &paths[1],
         ];
-        self.place.mpsctl(&[&fixed, more].concat())
+        self.bed.mpsctl(&[&fixed, more].concat())
     }
 
     fn enable(&self) -> Ran {
@@ -84,7 +84,7 @@ impl Cluster {
     }
 
     fn slurmd_from(&self, program: &str) -> PathBuf {
-        let copy = self.place.directory("prefix/sbin").join("slurmd");
+        let copy = self.bed.directory("prefix/sbin").join("slurmd");
         copy_program(Path::new(program), &copy).expect(program);
         copy
     }
@@ -109,7 +109,7 @@ impl Cluster {
     }
 
     fn commands(&self, release: &str) {
-        let bin = self.place.directory("prefix/bin");
+        let bin = self.bed.directory("prefix/bin");
         script(&bin.join("scontrol"), "");
         script(&bin.join("sinfo"), &format!("echo slurm {release}"));
     }
@@ -119,7 +119,7 @@ impl Cluster {
         format!(
             "optional {} config={} prologue={bin}/mps-prologue epilogue={bin}/mps-epilogue",
             plugin.display(),
-            self.place.config().display(),
+            self.bed.config().display(),
             bin = bin.display(),
         )
     }
@@ -225,7 +225,7 @@ fn enable_keeps_the_words_of_its_line_unless_an_option_says_otherwise() {
 #[test]
 fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
     let cluster = Cluster::enabled();
-    let journal = cluster.place.directory("run/jobs/4711").join("journal");
+    let journal = cluster.bed.directory("run/jobs/4711").join("journal");
     fs::write(&journal, "").expect("journal");
     for (options, seconds) in [(&[][..], 0), (&["--wait", "1"], 1)] {
         let ran = cluster.slurm("disable", options).exits(1);
@@ -250,14 +250,14 @@ fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
 #[test]
 fn idle_tells_whether_a_job_has_mps_here() {
     let cluster = Cluster::new(GOOD);
-    let idle = |options: &[&str]| cluster.place.mpsctl(&[&["idle"], options].concat());
+    let idle = |options: &[&str]| cluster.bed.mpsctl(&[&["idle"], options].concat());
     idle(&[]).ok();
     // A refused request leaves a record, and needs no end.
-    let job = cluster.place.directory("run/jobs/4711");
+    let job = cluster.bed.directory("run/jobs/4711");
     idle(&[]).ok();
     fs::write(job.join("journal"), "").expect("journal");
     idle(&["--wait", "1"]).exits(1).complains("4711");
-    let ran = cluster.place.mpsctl_as(USER, &["idle"], &[]);
+    let ran = cluster.bed.mpsctl_as(USER, &["idle"], &[]);
     ran.complains("allowed: root");
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tests::double::NodeDouble;
 use tests::double::look::wait_until;
-use tests::place::{Place, side_by_side};
+use tests::node_bed::{NodeBed, side_by_side};
 use tests::samples::{in_turn, median, milliseconds, rounded};
 use tests::slurm::{Bed, Options, Simulated};
 
@@ -34,7 +34,7 @@ pub fn run(rounds: usize) -> Result<Value> {
 /// Milliseconds of begin and end: of one alone, and of the last of several.
 fn jobs(rounds: usize) -> Result<Value> {
     let node = NodeDouble::builder().gpus(GPUS, GPU);
-    let place = Place::new(node, "deadline_s = 60\n");
+    let place = NodeBed::new(node, "deadline_s = 60\n");
     let times = in_turn(&JOBS, rounds, |count, round| {
         together(&place, round % GPUS, *count)
     })?;
@@ -55,7 +55,7 @@ fn jobs(rounds: usize) -> Result<Value> {
 /// How long the commands that look at the node take, milliseconds. The directories belong to jobs
 /// whose prologue was killed at its start.
 fn directories(rounds: usize) -> Result<Value> {
-    let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
+    let place = NodeBed::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
     ensure!(
         place.torque_on_gpu_0("600.srv", "MPS=true").code == Some(0),
         "its begin"
@@ -91,7 +91,7 @@ fn directories(rounds: usize) -> Result<Value> {
 
 /// This many jobs with a GPU each begin at once, and end at once. Returns how long until the last
 /// has.
-fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
+fn together(place: &NodeBed, first: usize, count: usize) -> Result<[f64; 2]> {
     let id = |n: usize| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string());
     let ids: Vec<(String, String)> = (0..count).map(id).collect();
     let begin = Instant::now();

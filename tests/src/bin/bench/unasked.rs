@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Map, Value, json};
+use tests::run::{USER, as_user, chmod};
 use tests::samples::{in_turn, median, quantile, rounded};
-use tests::stage::{USER, as_user, chmod};
 
 const TORQUE: [(&str, &str); 3] = [
     (

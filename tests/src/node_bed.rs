@@ -22,7 +22,7 @@ use crate::double::look::{self, wait_until};
 use crate::double::node::NvmlFaults;
 use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
-use crate::stage::{
+use crate::run::{
     PROGRAMS, Ran, USER, as_user, built, chmod, epilogue_args, finish, openpbs_args, prologue_args,
     prologue_on_gpu_0, strict_epilogue_args, uid_of,
 };
@@ -47,7 +47,7 @@ pub type Picture = BTreeMap<String, String>;
 
 /// A bed of one node. Its jobs' cgroups are in a directory of its own.
 #[derive(Debug)]
-pub struct Place {
+pub struct NodeBed {
     pub node: NodeDouble,
     /// Where its jobs' cgroups are; `None` if this machine has no writable hierarchy.
     pub cgroups: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub fn fast(gpus: usize) -> Builder {
     NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast()
 }
 
-impl Place {
+impl NodeBed {
     pub fn new(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, own_cgroup())
     }
@@ -69,32 +69,32 @@ impl Place {
 
     #[track_caller]
     pub fn with_job(node: Builder, extra: &str, job: &str, account: &str, gpus: &str) -> Self {
-        let place = Self::new(node, extra);
-        place.begin(job, account, gpus);
-        place
+        let bed = Self::new(node, extra);
+        bed.begin(job, account, gpus);
+        bed
     }
 
     fn of(node: Builder, extra: &str, cgroups: Option<PathBuf>) -> Self {
-        let mut place = Self {
+        let mut bed = Self {
             node: node.build().expect("node"),
             cgroups,
             root: TempDir::with_prefix("stage-").expect("no temporary directory"),
             before: Picture::new(),
         };
-        chmod(place.root.path(), 0o755);
+        chmod(bed.root.path(), 0o755);
         for dir in ["bin", "run", "state"] {
-            place.directory(dir);
+            bed.directory(dir);
         }
         for program in PROGRAMS {
-            let to = place.program(program);
+            let to = bed.program(program);
             copy_program(&built(program), &to)
                 .unwrap_or_else(|e| panic!("build {program} first: {e}"));
             chmod(&to, 0o755);
         }
-        place.configure(extra);
-        place.remember_gpus();
-        place.before = place.picture();
-        place
+        bed.configure(extra);
+        bed.remember_gpus();
+        bed.before = bed.picture();
+        bed
     }
 
     /// Writes what a job before a node's trouble has left in the ledger. On a real node almost
@@ -245,7 +245,7 @@ impl Place {
         self.prologue(&args, &[])
     }
 
-    /// A Torque prologue for `job` of [`crate::stage::USER`], which has these GPUs alone (numbers
+    /// A Torque prologue for `job` of [`crate::run::USER`], which has these GPUs alone (numbers
     /// with commas).
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let env = self.gpu_file(job, gpus);
@@ -533,7 +533,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for NodeBed {
     fn drop(&mut self) {
         for _ in 0..3 {
             for process in self.processes() {
