@@ -42,10 +42,10 @@ const STAGES: &str = "\
 first  | setup       |             | installs Slurm and munge where they are missing |
 first  | fmt         |             | cargo fmt --check | fmt --all --check
 first  | build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
-here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | unit        | build       | the unit tests of all crates, and what the plugin exports | test --locked --workspace --lib --bins --test abi
 here   | mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked --workspace --test mom
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
+here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
 beside | aarch64     |             | builds what is shipped for aarch64 |
 beside | packages    | setup build | the packages, on systems that boot | test --locked --workspace --test packages
@@ -555,13 +555,13 @@ mod tests {
         assert!(beside.iter().all(|stage| stage.when == "beside"));
         assert_eq!(next("beside").name, "clippy");
         beside.iter().for_each(|stage| queue.end(stage));
-        assert_eq!(next("here").name, "suite");
+        assert_eq!(next("here").name, "unit");
         assert_eq!(next("beside").name, "oldest-rust");
         queue.end(own("here").find(|stage| stage.name == "slurm").unwrap());
         assert_eq!(next("beside").name, "slurm-24.11");
         let left = std::iter::from_fn(|| queue.next("here"));
         let left: Vec<_> = left.map(|stage| stage.name).collect();
-        let expected = "unit mom contract doc arm64-unit docs deny";
+        let expected = "mom contract suite doc arm64-unit docs deny";
         assert_eq!(left.join(" "), expected);
         assert!(queue.next("beside").is_none());
     }
