@@ -12,7 +12,7 @@ use tests::figures;
 use tests::node_bed::{NodeBed, eventually, fast, kill, resident_kb, side_by_side};
 use tests::run::THREE;
 
-const GPUS: u32 = 8;
+const GPUS: u32 = 16;
 /// How often an epilogue may run again before a job counts as lost: a lock may time out on a busy
 /// machine.
 const TRIES: u32 = 5;
@@ -99,7 +99,7 @@ fn run(tally: &Tally, cycles: u32, at_once: usize, seed: u64) {
     let place = NodeBed::new(fast(GPUS as usize), config);
     let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
     // One job lives the whole time.
-    place.begin("1.srv", ACCOUNT, "7");
+    place.begin("1.srv", ACCOUNT, &(GPUS - 1).to_string());
     let long_lived = place.pids("mpsd")[0];
     // Its first look at the GPU loads NVML, once.
     eventually("a look at the GPU", || has_nvml(long_lived));
@@ -144,7 +144,7 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     let (place, tally) = (shared.place, shared.tally);
     let mut dice = Dice::new(seed, number);
     let job = format!("{number}.srv");
-    // GPU 7 is the long-lived job's.
+    // The last GPU is the long-lived job's.
     let (a, b) = (
         dice.roll(u64::from(GPUS) - 1),
         dice.roll(u64::from(GPUS) - 1),
