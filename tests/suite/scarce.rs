@@ -11,9 +11,9 @@ use tests::node_bed::{NodeBed, fast};
 use tests::run::{Ran, USER, finish, openpbs_args, strict_epilogue_args};
 use tests::scarcity::{Small, alone};
 
-/// A loaded machine needs time for an undo, too.
-const CONFIG: &str = "deadline_s = 6\n";
-const SHARED: &str = "deadline_s = 6\nshared_gpus = true\n";
+/// A start that lacks something often takes its whole time.
+const CONFIG: &str = "deadline_s = 2\n";
+const SHARED: &str = "deadline_s = 2\nshared_gpus = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
 /// What a node has little of, and one of which words the line of a failed start has.
