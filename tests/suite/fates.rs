@@ -1,6 +1,6 @@
 //! What becomes of a job and of its node, by what happens at its begin, on the sim. A job of
-//! `auto`, or of its site, runs whatever fails; its site's reads nothing. Without MPS it is like one
-//! that did not ask.
+//! `auto`, or one that its site brings in, always runs. The second is told nothing. Without MPS,
+//! either is like a job that did not ask.
 
 use mpsd_core::failure::Evidence;
 use mpsd_core::record::RecordState::{Ready, Unneeded};
@@ -185,7 +185,7 @@ fn ends_as_before(world: &SharedWorld, scenario: &Scenario, after: &str) {
 }
 
 /// A job that gets no MPS never fails through us. Its end leaves nothing, wherever its begin was
-/// killed. Of a job of its site nobody reads, whatever it would have got.
+/// killed. The user of a job that its site brings in is told nothing in any case.
 #[test]
 fn nothing_that_fails_keeps_a_job_from_running_that_did_not_insist() {
     silence_kills();

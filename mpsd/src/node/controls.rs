@@ -1,4 +1,4 @@
-//! NVIDIA's control daemons on this node, whoever started them.
+//! All control daemons of NVIDIA's on this node: ours and others.
 
 use super::by_child;
 use super::tasks::{MOST_ENVIRONMENT, cgroup_name};

@@ -125,7 +125,7 @@ mod tests {
             let token = format!("\n.B {}\\fR", row.token());
             assert!(pages["mpsctl.1"].contains(&token), "{token}");
         }
-        // Behind it is an example, whose keys have no heading.
+        // An example follows. Its keys have no heading.
         let file = include_str!("../../../etc/mpsd/mpsd.toml");
         let (before, _) = file.split_once("#[[node]]").unwrap();
         let lines = before.lines().filter_map(|line| line.strip_prefix('#'));
