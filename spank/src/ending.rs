@@ -18,15 +18,13 @@ use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{JobId, JobPaths};
 use std::time::Duration;
 
-/// How long the last task waits: a client may end before `mpsd` has read why in the log of NVIDIA's
-/// daemon.
+/// The last task waits: a client may end before `mpsd` has read why in NVIDIA's log.
 const LATE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 const SIGKILL: i32 = 9;
 
-/// Tells what happened to the MPS of a task that has ended. A task that ended well counts only if
-/// it is the last of a job with MPS: a program that starts after the control daemon has ended runs
-/// outside MPS, and may end well.
+/// A task that ended well counts only if it is the last of a job with MPS: a program that starts
+/// after the control daemon's end runs outside MPS, and may end well.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.ended_tasks += 1;
     let tasks = slurm.item(Item::LocalTasks);
@@ -83,7 +81,6 @@ fn observed(node: &dyn Node, mps: &StepMps, patience: Duration) -> Option<Observ
     }
 }
 
-/// A report with the advice that holds so far, or one line.
 fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     if !record.report {
         let text = observed.summary(&record.gpus, record.shared);
@@ -116,8 +113,7 @@ fn notice(slurm: &dyn Slurm, text: &str) {
     slurm.log(Level::Notice, &format!("job {job}: on {name}{text}"));
 }
 
-/// Notes what nothing else shows: NVIDIA's log has a killed client as a client that ended. The
-/// client may be a child of the noted task.
+/// NVIDIA's log has a killed client, which may be a child of the task, as one that ended.
 fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     let step = match step::kind(slurm) {
         Some(StepKind::Step(number)) => Some(number),
@@ -141,7 +137,6 @@ fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, mps: &StepMps) {
     let _ = node.note_killed(&mps.paths, &task);
 }
 
-/// Shows the last words of the step's `mpsd`, unless the step has shown some already.
 fn last_words(
     slurm: &dyn Slurm,
     node: &dyn Node,

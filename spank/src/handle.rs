@@ -13,7 +13,6 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The program that loaded the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
     Local,
@@ -49,7 +48,6 @@ pub enum Item {
     TaskPid = 14,
 }
 
-/// Where a line appears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// The user's terminal in srun, sbatch, salloc and `task_init`; slurmd's log elsewhere.
@@ -60,7 +58,6 @@ pub enum Level {
     Info,
 }
 
-/// Slurm, during one callback.
 pub trait Slurm {
     fn context(&self) -> Context;
     /// `None`: Slurm does not have it in this callback.
@@ -72,19 +69,16 @@ pub trait Slurm {
     fn all_process_env(&self) -> Vec<(String, String)>;
     /// Sets or removes a variable of the step's environment; false: Slurm refused.
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
-    /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; in srun, sbatch and salloc
-    /// only.
+    /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; only in what submits.
     fn set_job_control_env(&mut self, name: &str, value: Option<&str>);
     /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
     /// The command of this step, or the path of the batch script; in slurmstepd only.
     fn step_command(&self) -> Vec<String>;
     fn command_line(&self) -> Vec<String>;
-    /// The task prolog that srun will request.
     fn task_prolog(&self) -> Option<String>;
-    /// An option of Slurm's as srun, sbatch or salloc has it, from its command line, environment or
-    /// script; for a het job the component's. `None`: this Slurm does not say. `Some(None)`: not
-    /// given.
+    /// An option of Slurm's as srun, sbatch or salloc has it; for a het job the component's.
+    /// `None`: this Slurm does not say. `Some(None)`: not given.
     fn submit_option(&self, option: &CStr) -> Option<Option<String>>;
     /// Replaces the task prolog that srun will request; an empty path removes it.
     fn set_task_prolog(&mut self, path: &str);
@@ -99,7 +93,6 @@ pub trait Slurm {
         JobId::parse(&self.item(Item::JobId)?.to_string()).ok()
     }
 
-    /// Slurm's name of this node, for a message.
     fn node_name(&self) -> String {
         let name = self.process_env("SLURMD_NODENAME");
         name.unwrap_or_else(|| "this node".into())
@@ -118,22 +111,19 @@ pub struct Program {
     pub environment: Vec<(String, String)>,
     /// After this time its process group is killed.
     pub limit: Duration,
-    /// Runs it as no descendant of this process. A scancel or the end of the job finds a step's
-    /// processes by their parents, and must not end a cleanup. The exit code is not known then, and
-    /// counts as 0.
+    /// Runs it as no descendant of this process: a scancel or the job's end, which finds processes
+    /// by their parents, must not end a cleanup. The exit code then counts as 0.
     pub detached: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramResult {
-    /// Its exit code, or why there is none.
     pub code: Result<i32, String>,
     /// Printable.
     pub lines: Vec<String>,
 }
 
 pub trait Node {
-    /// The configuration at `path`, for the node that Slurm calls `name`.
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String>;
     fn run(&self, program: &Program) -> ProgramResult;
     /// Whether `jobs` has a directory of this job or of one of its steps.
@@ -142,8 +132,7 @@ pub trait Node {
     /// Proves, as the job's user, that the control daemon to which `changes` send a task listens.
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String>;
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
-    /// As [`Node::record`], but waits while the record says `starting`: as long as it says itself,
-    /// else for `limit`.
+    /// Waits while the record says `starting`: as long as it says itself, else for `limit`.
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
     /// The text of a script or program; `None`: it is none, or cannot be read.
     fn text_of(&self, path: &Path) -> Option<String>;
@@ -152,24 +141,20 @@ pub trait Node {
     fn observations(&self, seen: &SeenPaths) -> Option<Observations>;
     /// The last words of the job's `mpsd`, each of them once; `None`: no step has any to show.
     fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
-    /// Notes a task of the job that a signal ended, for its report; root only. A failure leaves it
-    /// out of the report.
+    /// For the job's report, which lacks the task after a failure; root only.
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
     /// How many processes of this job the kernel's out-of-memory killer has ended.
     fn oom_kills(&self) -> Option<u64>;
-    /// The name of the job's cgroup, by that of slurmstepd. A user may have set `SLURM_JOB_SLUID`
-    /// in the step's environment.
+    /// By slurmstepd's cgroup: a user may have set `SLURM_JOB_SLUID` in the step's environment.
     fn sluid(&self) -> Option<String>;
 }
 
-/// What a callback asks of Slurm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Continue,
     /// Return -1. Slurm ignores it if the plugin's line says `optional`.
     Fail,
-    /// End this process with code 1, which Slurm notices under `optional` too. Only if the process
-    /// is the callback's own: job_prolog, the forked child of task_init, the user's srun, sbatch or
-    /// salloc.
+    /// End this process with code 1, which Slurm notices under `optional` too. Only for a process
+    /// that is the callback's own: job_prolog, the child of task_init, the user's command.
     EndProcess,
 }

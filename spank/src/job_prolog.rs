@@ -27,10 +27,12 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
     }
     let settings = settings(slurm, node, line);
     let by_site = request.is_empty();
+    // A GPU that the job shares is named too.
+    let gpus = slurm.process_env("SLURM_JOB_GPUS").unwrap_or_default();
     let request = match &settings {
         _ if !by_site => request,
         // A job without GPUs must cost no more than any other.
-        Ok(settings) if has_gpus(slurm) && site_brings_in(slurm, settings) => {
+        Ok(settings) if !gpus.is_empty() && site_brings_in(slurm, settings) => {
             Request::new(settings.defaults.mode).to_string()
         }
         _ => return Verdict::Continue,
@@ -69,9 +71,8 @@ pub fn prolog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Verdict {
     Verdict::Continue
 }
 
-/// Records the failure of an `mps-prologue` that is missing, was killed, or left no record but that
-/// of a start. A task of a job that asked would wait for that, or without a record run outside MPS
-/// if its flags were lost on the way.
+/// For a prologue that is missing, was killed, or left no settled record: a task of a job that
+/// asked would wait, or run outside MPS if its flags were lost on the way.
 fn record_failure(
     slurm: &dyn Slurm,
     node: &dyn Node,
@@ -88,9 +89,8 @@ fn record_failure(
     }
 }
 
-/// `job_epilog`: cleans every directory of the job, even if the job did not ask. A job without a
-/// directory costs two lookups. After any job `mps-epilogue` takes its second look at what hung in
-/// the driver, if anything waits for that. It drains the node itself, with its own reason.
+/// `job_epilog`: cleans every directory of the job, even if the job did not ask; without one it
+/// costs two lookups. `mps-epilogue` also takes its second look at what hung in the driver.
 pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
     let Some(job) = slurm.job() else { return };
     let settings = settings(slurm, node, line).unwrap_or_else(|_| Settings::usual());
@@ -104,9 +104,8 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
     }
 }
 
-/// What the job asked for, in the form for `mps-prologue`: a request, [`submission::OFF`], or
-/// nothing. If a step is the first of its job on this node, the flags here are the step's. Then its
-/// srun says what the job asked for.
+/// What the job asked for: a request, [`submission::OFF`], or nothing. The flags of a step that is
+/// the first of its job here are its own, and its srun says what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
     let by = slurm.process_env(submission::SUBMITTER_IN_PROLOG);
     if by.as_deref() == Some(submission::STEP) {
@@ -118,12 +117,6 @@ fn request(slurm: &dyn Slurm) -> String {
         Ok(request) => submission::request_text(request.as_ref()),
         Err(_) => flags.raw(),
     }
-}
-
-/// Slurm names to a prolog the job's GPUs, and also a GPU that it shares.
-fn has_gpus(slurm: &dyn Slurm) -> bool {
-    let gpus = slurm.process_env("SLURM_JOB_GPUS");
-    gpus.is_some_and(|gpus| !gpus.is_empty())
 }
 
 fn site_brings_in(slurm: &dyn Slurm, settings: &Settings) -> bool {
@@ -154,7 +147,6 @@ fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
     environment
 }
 
-/// `mps-prologue` or `mps-epilogue` for a job or step.
 pub fn program(
     path: &Path,
     line: &Arguments,

@@ -4,22 +4,18 @@
 
 use crate::handle::Slurm;
 
-/// Why such a task does not start, and what to do.
 pub const REFUSED: &str = "Slurm's own container (--container) does not show a task its MPS, and it would run outside of that; \
                            allowed: --mps without --container, or a container as docs/containers.md says";
 
-/// Why `auto` leaves such a task without MPS.
 pub const WITHOUT: &str = "runs without MPS: Slurm's own container (--container) does not show it";
 
 /// What srun and sbatch set for the tasks if they have the option.
 const VARIABLE: &str = "SLURM_CONTAINER";
 
-/// Whether srun, sbatch or salloc was given a container.
 pub fn is_submitted(slurm: &dyn Slurm) -> bool {
     matches!(slurm.submit_option(c"container"), Some(Some(_)))
 }
 
-/// Whether this task will be run in a container.
 pub fn is_of_task(slurm: &dyn Slurm) -> bool {
     let bundle = slurm.job_env(VARIABLE);
     bundle.is_some_and(|bundle| !bundle.is_empty())

@@ -10,7 +10,7 @@ use mpsd_core::request::Key;
 pub enum Callback {
     Init,
     InitPostOpt,
-    /// In a process of its own, without [`Callback::Init`], as [`Callback::JobEpilog`].
+    /// In a process of its own, without [`Callback::Init`].
     JobProlog,
     JobEpilog,
     TaskInit,
@@ -18,7 +18,6 @@ pub enum Callback {
     Exit,
 }
 
-/// Runs one callback; `words` are those of the plugin's line in plugstack.conf.
 pub fn call(
     callback: Callback,
     slurm: &mut dyn Slurm,

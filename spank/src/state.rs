@@ -8,14 +8,12 @@ use mpsd_core::{Refusal, Request};
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
 pub struct PluginState {
-    /// The line in plugstack.conf, or why it is unusable: then nothing is done, and a user who asks
-    /// for MPS is told.
+    /// Or why the line in plugstack.conf is unusable: then a user who asks for MPS is told.
     pub line: Result<Arguments, String>,
     flags: Flags,
     /// What the flags ask for together; `None`: there is no flag.
     pub request: Result<Option<Request>, Refusal>,
-    /// srun, sbatch and salloc: the first component of a het job, or the only one, has been looked
-    /// at.
+    /// What submits: the first component of a het job, or the only one, has been looked at.
     pub has_checked: bool,
     pub step: StepState,
 }
@@ -28,7 +26,6 @@ pub struct StepState {
     /// The job, or the step, had a record when the step began.
     pub has_mps: bool,
     pub own_daemon: bool,
-    /// The first task of the step has ended on this node.
     pub first_task_ended: bool,
     /// Why it has no daemon of its own.
     pub failure: Option<String>,
@@ -40,12 +37,10 @@ pub struct StepState {
     pub gpus: Option<u32>,
     /// On this node.
     pub ended_tasks: u32,
-    /// Its user has read why its MPS failed.
     pub has_told: bool,
 }
 
 impl PluginState {
-    /// Before any flag has arrived; `words` are those of plugstack.conf.
     pub fn new(words: &[String]) -> Self {
         Self {
             line: Arguments::parse(words),
@@ -56,20 +51,17 @@ impl PluginState {
         }
     }
 
-    /// Takes one flag, as [`Flags::take`].
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
         let taken = self.flags.take(key, argument);
         self.request = self.flags.request();
         taken
     }
 
-    /// As [`Flags::imply_mode`].
     pub fn imply_mode(&mut self) {
         self.flags.imply_mode();
         self.request = self.flags.request();
     }
 
-    /// The request of flags that ask for MPS.
     pub fn request_on(&self) -> Option<&Request> {
         let request = self.request.as_ref().ok()?.as_ref();
         request.filter(|request| request.is_on())

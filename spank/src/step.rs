@@ -7,13 +7,13 @@
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
 use crate::job_prolog::{self, program};
 use crate::state::{PluginState, StepState};
-use mpsd_core::Request;
 use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
+use mpsd_core::{Refusal, Request};
 use std::path::Path;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
@@ -49,8 +49,7 @@ pub fn script(slurm: &dyn Slurm, node: &dyn Node) -> Option<String> {
     node.text_of(Path::new(&path))
 }
 
-/// Whether a batch script began this step. slurmd says so in the script's environment, which its
-/// steps inherit.
+/// slurmd says so in the script's environment, which its steps inherit.
 pub fn is_of_script(slurm: &dyn Slurm) -> bool {
     slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH")
 }
@@ -60,8 +59,8 @@ pub fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
-/// `init_post_opt` in slurmstepd. While still root, reads the configuration and what tasks cannot
-/// open themselves. Starts the step's daemon if the step asked for one and its job has none.
+/// `init_post_opt` in slurmstepd: as root, reads what tasks cannot open themselves, and starts the
+/// daemon of a step that asked in a job without MPS.
 pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     let (Some(kind), Ok(line)) = (kind(slurm), &state.line) else {
         return;
@@ -88,10 +87,18 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                     state.imply_mode();
                 }
                 Ok(record) if !is_component(slurm) => {
-                    match own_daemon(slurm, state, line, settings, number, record.as_ref()) {
-                        Ok(OwnDaemon::None) => {}
-                        Ok(OwnDaemon::Unneeded(why)) => state.step.unneeded = Some(why),
-                        Ok(OwnDaemon::Start(mut program)) => {
+                    let (request, step) = (&state.request, &mut state.step);
+                    match own_daemon(
+                        slurm,
+                        request,
+                        step,
+                        line,
+                        settings,
+                        number,
+                        record.as_ref(),
+                    ) {
+                        Ok(None) => {}
+                        Ok(Some(mut program)) => {
                             let sluid = node.sluid().map(|sluid| ("SLURM_JOB_SLUID".into(), sluid));
                             program.environment.extend(sluid);
                             let result = run(slurm, node, number, &program);
@@ -109,17 +116,8 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     state.step.settings = Some(settings);
 }
 
-enum OwnDaemon {
-    /// The step asks for none.
-    None,
-    /// `auto` gives it none, and why.
-    Unneeded(String),
-    /// This `mps-prologue` starts it.
-    Start(Program),
-}
-
-/// Of a job that its site brought in: says which steps run without MPS. A script that handles MPS
-/// itself takes its whole job out, which its record then says.
+/// Of a job that its site brought in. A script that handles MPS itself takes its whole job out,
+/// which its record then says.
 fn leave_out(
     slurm: &dyn Slurm,
     node: &dyn Node,
@@ -165,13 +163,11 @@ fn leave_out(
     step.left_out = Some(why);
 }
 
-/// How many GPUs the step has, if Slurm names them.
 fn gpus_of_step(slurm: &dyn Slurm) -> Option<u32> {
     let list = slurm.job_env("SLURM_STEP_GPUS")?;
     (!list.is_empty()).then(|| list.split(',').count().try_into().ok())?
 }
 
-/// Why tasks of a step do not need the MPS of a job that `auto` gave it.
 fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option<String> {
     record.by_site.filter(|by_site| by_site.if_tasks_meet)?;
     let gpus = gpus_of_step(slurm).or_else(|| record.gpus.len().try_into().ok());
@@ -179,30 +175,32 @@ fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option
     (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
 }
 
-/// Decides whether a step gets a daemon of its own; the error says why it cannot. `of_job`: the
-/// record of its job, to which `auto` gave nothing.
+/// The `mps-prologue` of a step's own daemon, if it gets one; the error says why it cannot.
+/// `of_job`: the record of its job, to which `auto` gave nothing.
 fn own_daemon(
     slurm: &dyn Slurm,
-    state: &PluginState,
+    request: &Result<Option<Request>, Refusal>,
+    step: &mut StepState,
     line: &Arguments,
     settings: &Settings,
     number: u32,
     of_job: Option<&Record>,
-) -> Result<OwnDaemon, String> {
-    let request = state.request.clone().map_err(|e| e.to_string())?;
+) -> Result<Option<Program>, String> {
+    let request = request.clone().map_err(|e| e.to_string())?;
     let by_site = request.is_none() && of_job.is_some_and(|record| record.by_site.is_some());
-    if by_site && state.step.left_out.is_some() {
-        return Ok(OwnDaemon::None);
+    if by_site && step.left_out.is_some() {
+        return Ok(None);
     }
     let of_job = of_job.and_then(|record| record.request.clone());
     let Some(request) = request.or(of_job).filter(Request::is_on) else {
-        return Ok(OwnDaemon::None);
+        return Ok(None);
     };
     if request.mode == Mode::Auto {
         let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
-        let gpus = state.step.gpus.unwrap_or_default();
+        let gpus = step.gpus.unwrap_or_default();
         if !Mode::auto_helps(tasks, gpus) {
-            return Ok(OwnDaemon::Unneeded(Mode::counted(tasks, gpus)));
+            step.unneeded = Some(Mode::counted(tasks, gpus));
+            return Ok(None);
         }
     }
     let request = request.to_string();
@@ -210,7 +208,7 @@ fn own_daemon(
     words.extend(by_site.then_some("--by-site"));
     let environment = environment(slurm, number);
     let program = program(&line.prologue, line, settings, &words, environment);
-    Ok(OwnDaemon::Start(program))
+    Ok(Some(program))
 }
 
 fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> ProgramResult {
@@ -231,9 +229,8 @@ pub fn end(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) {
     }
 }
 
-/// What the two programs need to know of a step: Slurm's own items, and variables of the step's
-/// environment. slurmstepd has overwritten there what the user had (gres_common_gpu_set_env,
-/// 22.05).
+/// Slurm's own items, and variables of the step's environment, where slurmstepd has overwritten
+/// what the user had (gres_common_gpu_set_env, 22.05).
 fn environment(slurm: &dyn Slurm, number: u32) -> Vec<(String, String)> {
     let item = |item| slurm.item(item).map(|value| value.to_string());
     let of_slurm = [

@@ -9,23 +9,19 @@ use mpsd_core::request::{Flags, Key};
 use mpsd_core::{Mode, Refusal, Request};
 use std::ffi::CStr;
 
-/// Tells job_prolog, with `SPANK_` before the name, which command submitted: [`SRUN`], [`STEP`],
-/// [`SBATCH`] or [`SALLOC`]. The user can write it too; no value does harm.
+/// Tells job_prolog, with `SPANK_` before it, which command submitted. The user can write it too;
+/// no value does harm.
 const SUBMITTER: &str = "MPS_SUBMIT";
 pub const SUBMITTER_IN_PROLOG: &str = "SPANK_MPS_SUBMIT";
-/// srun, for a job of its own.
 pub const SRUN: &str = "srun";
-/// srun, for a step in an allocation.
 pub const STEP: &str = "step";
 const SBATCH: &str = "sbatch";
 const SALLOC: &str = "salloc";
 
-/// Tells job_prolog what the job of a step asked for: a request, [`OFF`], or nothing. Without
-/// PrologFlags a step may be the first of its job on the node. The user can write it, like the
-/// flags.
+/// Tells job_prolog what the job of a step asked for: without PrologFlags the step may be the first
+/// of its job on the node. The user can write it, like the flags.
 const OF_JOB: &str = "MPS_JOB";
 pub const OF_JOB_IN_PROLOG: &str = "SPANK_MPS_JOB";
-/// The job opted out.
 pub const OFF: &str = "off";
 
 /// What a job has in its environment: each of Slurm's submitting commands sets the first three,
@@ -70,7 +66,6 @@ fn option_variable(key: Key) -> String {
     format!("_SLURM_SPANK_OPTION_mps_{option}")
 }
 
-/// A request as job_prolog takes it: its text, [`OFF`], or nothing.
 pub fn request_text(request: Option<&Request>) -> String {
     match request {
         Some(request) if request.is_on() => request.to_string(),
@@ -79,10 +74,10 @@ pub fn request_text(request: Option<&Request>) -> String {
     }
 }
 
-/// Removes the flags that an allocation hands to its steps. A job that its script submits, or a
+/// Removes the flags that an allocation hands to its steps: a job that its script submits, or a
 /// step of another job, did not ask for them. Called before Slurm reads an option from the
-/// environment; srun has already copied it for the prolog. salloc's shell has each option with and
-/// without the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
+/// environment; srun has already copied it for the prolog. salloc's shell has each with and without
+/// the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
     let is_set = |name: &&str| slurm.process_env(name).is_some();
     let in_a_job = OF_A_JOB.iter().any(is_set);
@@ -117,13 +112,7 @@ fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
     slurm.context() == Context::Local && given.is_none_or(is_own)
 }
 
-/// Whether it is to be MPS and nothing else.
-fn is_for_sure(request: &Request) -> bool {
-    request.is_on() && request.mode != Mode::Auto
-}
-
-/// What the allocation around a step asked for: sbatch and salloc leave their flags in the
-/// environment.
+/// sbatch and salloc leave their flags in the environment of steps.
 fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
     let variable = |key| slurm.process_env(&format!("{HANDED_ON}{}", option_variable(key)));
     Flags::from_fn(|key| variable(key).map(Some)).request()
@@ -150,11 +139,13 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
         _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };
-    // For a het job this runs once a component. Slurm hands each component's flags on to the next,
-    // and so do we. On a node a step's flags look the same as another component's.
+    // This runs once a component of a het job. On a node a step's flags look the same as another
+    // component's, since Slurm hands them on, and so do we.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
-    let is_needed = matches!(request, Ok(Some(request)) if is_for_sure(request));
+    let is_needed = state
+        .request_on()
+        .is_some_and(|request| request.mode != Mode::Auto);
     let refusal = match (request, &state.line) {
         (Err(refusal), _) => refusal.to_string(),
         (_, Err(why)) => format!("--mps cannot be given here: {why}"),

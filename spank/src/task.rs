@@ -27,7 +27,6 @@ const MORE_TASKS: &str = "; ask for more tasks than GPUs (-n), or for --mps";
 const NO_GPU: &str =
     "the job has GPUs and this step none, so it runs without MPS; add --gres=gpu:N to srun";
 
-/// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Verdict {
     let (Some(kind), Some(job)) = (step::kind(slurm), slurm.job()) else {
         return Verdict::Continue;
@@ -58,7 +57,6 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
     }
 }
 
-/// Why a task does not start, and for whom that holds.
 enum TaskRefusal {
     /// Another task of the node may fare better.
     Task(String),
@@ -76,24 +74,21 @@ impl TaskRefusal {
     }
 }
 
-/// Reports why a task does not start, with the node's name: not every release of Slurm puts it
-/// before our line.
+/// With the node's name: not every release of Slurm puts it before our line.
 fn refuse(slurm: &dyn Slurm, what: &str, why: &str) {
     let node = slurm.node_name();
     let line = format!("{what}: not started on {node}: {why}");
     slurm.log(Level::Error, &line);
 }
 
-/// Whether these are the words of a second line in plugstack.conf, behind pyxis' line. pyxis enters
-/// a container in its own `task_init`, and Slurm calls the plugins in the order of their lines
-/// (docs/containers.md#enroot-and-pyxis). Slurm loads the library once for both lines, so this line
-/// leaves the state alone.
+/// The words of a second line in plugstack.conf, behind pyxis' line: pyxis enters a container in
+/// its own `task_init`, and Slurm calls plugins in the order of their lines
+/// (docs/containers.md#enroot-and-pyxis). Both lines share one state, so this line leaves it alone.
 pub fn is_second_line(words: &[String]) -> bool {
     words.iter().any(|word| word == "look=container")
 }
 
-/// `task_init` of that line, in the container. If the container hides the job's MPS, CUDA would
-/// silently run outside it, so the task does not start.
+/// If the container hides the job's MPS, CUDA would silently run outside it.
 pub fn check_container(slurm: &dyn Slurm, node: &dyn Node) -> Verdict {
     let [of_ours, pipe] =
         [environment::JOB, environment::PIPE_DIRECTORY].map(|name| slurm.job_env(name));
@@ -180,8 +175,7 @@ impl NewTask<'_> {
                 // them.
                 if flags_are_own && state.asks() && self.is_first_of(&record) {
                     let node = self.slurm.node_name();
-                    let line = format!("job {}: on {node}: {NO_GPU}", self.job);
-                    self.slurm.log(Level::Notice, &line);
+                    self.notice(self.job, &format!("on {node}: {NO_GPU}"));
                 }
                 Ok(self.marked(self.strip(None)))
             }
@@ -212,7 +206,6 @@ impl NewTask<'_> {
         }
     }
 
-    /// A task that Slurm itself runs in a container.
     fn in_container(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
         let of_auto = |request: &Request| request.mode == Mode::Auto;
         let may_do_without = record.request.as_ref().is_some_and(of_auto) && !record.exclusive;
@@ -225,8 +218,7 @@ impl NewTask<'_> {
         Ok(self.marked(self.strip(None)))
     }
 
-    /// Of a job that its site brought in: attaches the task if nobody notices, else leaves it
-    /// alone, and says so in the node's log.
+    /// Of a job that its site brought in: attaches the task if nobody notices.
     fn by_site(&self, record: &Record, flags_are_own: bool) -> Vec<Change> {
         let left_out = self.state.step.left_out.clone();
         let attached = match left_out.or_else(|| self.by_command()) {
@@ -257,8 +249,7 @@ impl NewTask<'_> {
         Ok(changes)
     }
 
-    /// Why a file in the step's command handles MPS itself: a wrapper that starts a daemon, for
-    /// one.
+    /// A file in the command may handle MPS itself: a wrapper that starts a daemon, for one.
     fn by_command(&self) -> Option<String> {
         let command = self.slurm.step_command().into_iter().take(WORDS);
         let mut texts = command.filter_map(|word| self.node.text_of(Path::new(&word)));
@@ -276,17 +267,15 @@ impl NewTask<'_> {
         }
     }
 
-    /// A user who said `auto` reads what it found. If the site said it, the user reads nothing, as
-    /// without us.
+    /// Only a user who asks reads it: if the site said `auto`, all is as without us.
     fn say_unneeded(&self, why: &str) {
         if self.state.asks() {
-            let (job, node) = (self.job, self.slurm.node_name());
+            let node = self.slurm.node_name();
             // What `Mode::counted` says.
             let is_count =
                 !why.contains("allowed:") && (why.ends_with(" GPU") || why.ends_with(" GPUs"));
             let more = if is_count { MORE_TASKS } else { "" };
-            self.slurm
-                .log(Level::Notice, &format!("job {job}: on {node}: {why}{more}"));
+            self.notice(self.job, &format!("on {node}: {why}{more}"));
         }
     }
 
@@ -313,7 +302,6 @@ impl NewTask<'_> {
         }
     }
 
-    /// `srun --mps=off` in a job with MPS.
     fn opt_out(&self, record: &Record) -> Result<Vec<Change>, TaskRefusal> {
         if record.exclusive {
             return Err(TaskRefusal::Step(format!(
@@ -325,7 +313,7 @@ impl NewTask<'_> {
         Ok(self.strip(None))
     }
 
-    /// Removes what the MPS of a job other than `job` left in the environment.
+    /// What a job other than `job` left.
     fn strip(&self, job: Option<&JobId>) -> Vec<Change> {
         environment::strip_inherited(job.map(JobId::as_str), &|name| self.lookup(name))
     }
@@ -335,9 +323,8 @@ impl NewTask<'_> {
         changes
     }
 
-    /// Whether this is a step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For
-    /// such a step Slurm sets neither variable and removes those of the script around it (22.05).
-    /// It gets no MPS of the job's GPUs either.
+    /// A step without GPUs (`--gres=none`) in a job whose GPUs Slurm named gets no MPS of theirs.
+    /// Slurm sets neither variable for it, and removes those of the script around it (22.05).
     fn has_no_gpu(&self, record: &Record) -> bool {
         let is_empty = |name: &str| self.lookup(name).is_none_or(|value| value.is_empty());
         // The step has GPUs that Slurm does not name: `--gpu-bind=none`, or
@@ -356,6 +343,10 @@ impl NewTask<'_> {
             && !is_unnamed()
     }
 
+    fn notice(&self, job: &JobId, text: &str) {
+        self.slurm.log(Level::Notice, &format!("job {job}: {text}"));
+    }
+
     fn no_daemon(&self) -> String {
         self.state.step.failure.clone().unwrap_or_else(|| {
             let node = self.slurm.node_name();
@@ -366,8 +357,8 @@ impl NewTask<'_> {
         })
     }
 
-    /// Whether this task reports for its node: the first task of the script, or of the first step,
-    /// or of a step's own MPS.
+    /// The first task of the script, of the first step, or of a step's own MPS reports for its
+    /// node.
     fn is_first_of(&self, record: &Record) -> bool {
         let is_first = match self.kind {
             StepKind::Job => true,
@@ -378,19 +369,16 @@ impl NewTask<'_> {
         is_first && self.slurm.is_first_task()
     }
 
-    /// Shows the record's warnings once a node, and what its user's script should not do.
     fn warn(&self, record: &Record) {
         if self.kind == StepKind::Job && step::is_script(self.slurm) && self.state.asks() {
             let script = step::script(self.slurm, self.node);
             for line in script::advice(&script.unwrap_or_default(), record) {
-                let line = format!("job {}: warning: {line}", record.job);
-                self.slurm.log(Level::Notice, &line);
+                self.notice(&record.job, &format!("warning: {line}"));
             }
         }
         if self.is_first_of(record) {
             for warning in &record.warnings {
-                let line = format!("job {}: {warning}", record.job);
-                self.slurm.log(Level::Notice, &line);
+                self.notice(&record.job, warning);
             }
         }
     }
@@ -448,7 +436,7 @@ impl NewTask<'_> {
         if let Some(tasks) = tasks.filter(|_| is_first)
             && let Some(repeats) = environment::repeats(&own, tasks)
         {
-            slurm.log(Level::Notice, &format!("job {job}: {repeats}"));
+            self.notice(job, &repeats);
         }
         match (tasks, self.state.step.gpus) {
             (Some(tasks), Some(gpus)) => self.attached(&of_tasks(&own, tasks, gpus)),
@@ -461,10 +449,10 @@ impl NewTask<'_> {
             .map_err(|refusal| TaskRefusal::Task(refusal.to_string()))
     }
 
-    /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among
-    /// those that it may open: slurmstepd confines each task and rewrites the variable before
-    /// task_init. `SLURM_STEP_GPUS` does not help: under ConstrainDevices it has the step's first
-    /// GPUs for every task with GPUs of its own (common_gres_set_env, 22.05 to 26.05).
+    /// The task's GPUs are those that `CUDA_VISIBLE_DEVICES` names among those that it may open,
+    /// because slurmstepd confines each task and rewrites the variable before task_init. Under
+    /// ConstrainDevices `SLURM_STEP_GPUS` has the step's first GPUs for every task with GPUs of its
+    /// own (common_gres_set_env, 22.05 to 26.05).
     fn task(&self, record: &Record) -> Task {
         let lookup = |name: &str| self.lookup(name);
         let counted = environment::counted(record);

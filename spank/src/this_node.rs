@@ -119,23 +119,22 @@ impl Node for ThisNode {
     }
 }
 
-/// Opens one of root's files in root's directory of the job. It was made with the job. Made here,
-/// it would stop an end that is removing the directory at this moment.
+/// Root's files were made with the job. Made here, one would stop an end that is removing the
+/// directory at this moment.
 fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     open(path, access | flags, Mode::empty()).map(File::from)
 }
 
-/// The job's cgroup of version 2, in which Slurm keeps slurmstepd as well: the directory above
-/// `step_M/slurm`. Its name is `job_N` or the job's SLUID. `own` is the text of slurmstepd's
-/// `/proc/self/cgroup`.
+/// The directory above `step_M/slurm` in the cgroup of slurmstepd (`own`; version 2): `job_N`, or
+/// the job's SLUID.
 fn job_cgroup(own: &str) -> Option<&str> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let (of_job, step) = path.strip_suffix("/slurm")?.rsplit_once('/')?;
     step.starts_with("step_").then_some(of_job)
 }
 
-/// The count of the job's cgroup. Only version 2 counts all processes below a cgroup.
+/// Only version 2 counts all processes below a cgroup.
 fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
     let of_job = job_cgroup(own)?;
     let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;

@@ -14,14 +14,10 @@ use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;
 use std::path::Path;
 
-/// Stands beside `mps-prologue`.
 const PROGRAM: &str = "mps-task-prolog";
-/// srun takes the task prolog from here if no flag names one.
 const VARIABLE: &str = "SLURM_TASK_PROLOG";
-/// Keeps the user's own task prolog. Under `--export=NONE` Slurm keeps variables that begin with
-/// `SLURM_`.
+/// Under `--export=NONE` Slurm keeps variables that begin with `SLURM_`.
 const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
-/// Marks a task for `mps-task-prolog`.
 const MARK: &str = "MPSD_TASK";
 const BASH: &str = "BASH_ENV";
 const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
@@ -29,8 +25,7 @@ const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
 const STOP: &str = "$(echo \"mps: job $SLURM_JOB_ID: not started on $SLURMD_NODENAME: --mps was asked for, and Slurm there \
                     did not load the plugin of mpsd; tell the administrator: 'mpsctl slurm check' on that node\" >&2; kill $$)";
 
-/// Keeps tasks that asked for MPS from running on nodes without the plugin; `prologue`:
-/// `mps-prologue`.
+/// Keeps tasks that asked for MPS from nodes without the plugin; `prologue`: `mps-prologue`.
 pub fn require(slurm: &mut dyn Slurm, prologue: &Path) {
     let ours = prologue.with_file_name(PROGRAM).display().to_string();
     let users = match slurm.context() {
@@ -67,9 +62,8 @@ pub fn release(slurm: &mut dyn Slurm) {
     }
 }
 
-/// Gives a task without MPS the environment that it would have without us; its steps ask for the
-/// task prolog themselves. Before a task other than a script, `mps-task-prolog` still needs to know
-/// the user's own.
+/// The environment without us: its steps ask for the task prolog themselves. Before a task other
+/// than a script, `mps-task-prolog` still needs the user's own.
 pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     if !is_handed_on(slurm) {
         return Vec::new();
@@ -82,7 +76,6 @@ pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     forgotten.into_iter().chain([restored]).collect()
 }
 
-/// Whether this marks a task for `mps-task-prolog`.
 pub fn is_mark(change: &Change) -> bool {
     change.name == MARK
 }
@@ -103,7 +96,6 @@ pub fn mark(slurm: &dyn Slurm) -> Change {
     Change::set(MARK, format!("{node}:{pid}"))
 }
 
-/// Gives the task its own `BASH_ENV` back.
 pub fn restore(slurm: &mut dyn Slurm) {
     if slurm.job_env(BASH).as_deref() == Some(STOP) {
         let users = slurm.job_env(USERS_BASH);

@@ -9,16 +9,14 @@ use super::text::{count, one_line};
 use super::usage::GpuUsage;
 use serde::{Deserialize, Serialize};
 
-/// A client or a GPU with this much of its memory in use has little room. Percent.
+/// A client or a GPU with this percentage of its memory in use has little room.
 const NEARLY_FULL: u64 = 90;
 /// A GPU that is used less has room for more clients. Percent.
 const LITTLE_USED: u8 = 30;
-/// Advice about more clients aims at this use of the GPU, percent, and names at most so many times
-/// the clients.
+/// More clients are advised up to this percentage of the GPU, and this many times the clients.
 const AIM: u64 = 70;
 const MOST_TIMES: u64 = 3;
-/// If the thread shares of all clients at once add up to less, a part of the GPU stays unused.
-/// Percent.
+/// If the clients' thread shares add up to less, a part of the GPU stays unused. Percent.
 const THREADS_LEFT: u64 = 75;
 /// Kernels that wait for memory reach about this much of its bandwidth. Percent.
 const BANDWIDTH_BOUND: u8 = 70;
@@ -43,9 +41,7 @@ pub struct Facts<'a> {
 #[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
-    /// When it applies, for the guide.
     pub when: &'static str,
-    /// Why that is worth a line.
     pub why: &'static str,
     advise: fn(&Facts<'_>) -> Option<String>,
 }

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum Bind {
-    /// Every task sees all. If a node has at least one task for each GPU, each task sees them in
-    /// its own order.
+    /// All; with at least one task for each GPU, each task in its own order.
     Auto,
     Block,
     Cyclic,
@@ -20,25 +19,17 @@ pub enum Bind {
 
 impl Bind {
     pub const ALLOWED: &'static str = "auto, block, cyclic, closest, none";
-    /// The binding if neither job nor site names one. With `none`, the first GPU would get most
-    /// tasks (docs/measured.md).
+    /// With `none`, the first GPU would get most tasks (docs/measured.md).
     pub const DEFAULT: Self = Self::Auto;
 
     pub fn is_for_all(self) -> bool {
         !matches!(self, Self::Auto | Self::None)
     }
 
-    /// Whether a task that neither Slurm nor its launcher has bound sees all GPUs in an order of
-    /// its own.
-    pub fn gives_orders(self, per_gpu: bool) -> bool {
-        self == Self::Auto && !per_gpu
-    }
-
-    /// How many of the `tasks` on a node can meet on one of its `gpus`, if a program or scheduler
-    /// that chooses spreads them evenly.
+    /// How many of a node's `tasks` can meet on one of its `gpus`, if what chooses spreads evenly.
     pub fn most_on_a_gpu(self, per_gpu: bool, tasks: u32, gpus: u32) -> u32 {
         let gpus = gpus.max(1);
-        if !self.gives_orders(per_gpu) {
+        if self != Self::Auto || per_gpu {
             return tasks.div_ceil(gpus);
         }
         let most = orders::most_on_a_gpu(tasks as usize, gpus as usize);
@@ -50,8 +41,7 @@ impl Bind {
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceNames {
-    /// The daemon's own numbers if a client that misses the daemon finds the same GPUs by them,
-    /// else UUIDs.
+    /// The daemon's own numbers if they name the same GPUs without the daemon, else UUIDs.
     Auto,
     /// UUIDs: a confined daemon renumbers its GPUs.
     Uuid,

@@ -16,11 +16,9 @@ use std::path::Path;
 
 /// Longest script or program that is read. Bytes.
 const LONGEST: u64 = 1 << 20;
-/// What a script names that starts, quits or limits an MPS of its own, or that lets fewer clients
-/// in.
+/// Words of a script that starts, quits or limits an MPS of its own, or lets fewer clients in.
 const OWN: [&str; 3] = ["nvidia-cuda-mps", "CUDA_MPS_", CONNECTIONS];
-/// The launchers that start ranks inside a script. Any other script may start programs without a
-/// number.
+/// A script without one of these may start any number of programs.
 const LAUNCHERS: [&str; 3] = ["mpirun", "mpiexec", "orterun"];
 
 /// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the
@@ -67,14 +65,12 @@ pub fn by_environment(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Option<String> {
     let by_site = record.by_site?;
+    let is_ours = |own: &str| lookup(JOB).is_some_and(|job| is_of_job(own, &job));
+    if lookup(PIPE_DIRECTORY).is_some_and(|own| !is_ours(&own)) {
+        return Some(format!("its user has set {PIPE_DIRECTORY}"));
+    }
     let tasks = tasks.unwrap_or(0).max(by_site.tasks);
-    own_directory(lookup).or_else(|| too_many(tasks, record.clients?, lookup))
-}
-
-fn own_directory(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    let own = lookup(PIPE_DIRECTORY)?;
-    let is_ours = lookup(JOB).is_some_and(|job| is_of_job(&own, &job));
-    (!is_ours).then(|| format!("its user has set {PIPE_DIRECTORY}"))
+    too_many(tasks, record.clients?, lookup)
 }
 
 /// Each task may open any of the GPUs, so all of them must fit on one.

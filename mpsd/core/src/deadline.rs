@@ -22,7 +22,6 @@ impl Deadline {
         Self::after(Duration::from_millis(milliseconds))
     }
 
-    /// This deadline, or the one `span` from now if that is earlier.
     #[must_use]
     pub fn within(self, span: Duration) -> Self {
         self.min(Self::after(span))
@@ -42,15 +41,13 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Time left for `poll(2)`, rounded up to a millisecond so that a loop never spins on its last
-    /// one.
+    /// For `poll(2)`, rounded up so that a loop never spins on its last millisecond.
     pub fn poll_timeout(self) -> PollTimeout {
         let up = self.remaining() + Duration::from_nanos(999_999);
         PollTimeout::try_from(up.as_millis().min(i32::MAX as u128)).unwrap_or(PollTimeout::MAX)
     }
 
-    /// Sleeps for `span`, or until this deadline if that is earlier; false if it had already
-    /// passed.
+    /// Sleeps for `span`, at most until this deadline; false if it had already passed.
     pub fn sleep(self, span: Duration) -> bool {
         let left = self.remaining();
         std::thread::sleep(span.min(left));
@@ -87,7 +84,6 @@ impl Output {
         Ok((Self { pipe, bytes }, writer))
     }
 
-    /// What to wait for; `None` after its end.
     pub fn source(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }

@@ -13,26 +13,21 @@ use nix::unistd::{AccessFlags, access};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The directory in which a client looks for its control daemon.
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// A client's own thread percentage; it can only lower the daemon's
-/// (docs/facts/mps-control.md#clients).
+/// A client's own; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A client's own memory limit. Naming a GPU that the client does not see drops every limit
-/// (docs/facts/mps-control.md#memory-limits).
+/// A GPU that the client does not see drops every limit (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// A client's connections without the variable, and those of a GPU for all its clients
-/// (docs/facts/mps-control.md#clients).
+/// Without the variable; and of a GPU for all clients (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
-/// Which visible devices JAX takes. Without it a rank takes the device of its own number
-/// (docs/facts/programs.md#jax).
+/// Without it a rank takes the device of its own number (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
 const JAX_FIRST: &str = "0";
 /// Whether NCCL multicasts over NVLink (docs/facts/programs.md#read-and-not-run).
@@ -44,12 +39,10 @@ const SHMEM: [&str; 4] = [
     "NVSHMEM_HOME",
     "NVSHMEM_REMOTE_TRANSPORT",
 ];
-/// The job that a task's MPS belongs to. It tells which variables a task inherited from another
-/// job.
+/// The job of a task's MPS, which tells what the task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// What we set `CUDA_VISIBLE_DEVICES` to, and after a colon what it was before, if it was set.
-/// `qsub -V` carries that list into a job that without MPS would have the one before. Slurm sets or
-/// removes the list of each job and step itself.
+/// What we set `CUDA_VISIBLE_DEVICES` to, and after a colon what it was, if it was set: `qsub -V`
+/// carries ours into a job that without MPS would have the one before.
 pub const DEVICES: &str = "MPSD_DEVICES";
 /// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step
 /// inherits the step's.
@@ -68,12 +61,13 @@ const OF_SRUN: &str = "SLURMD_TRES_BIND";
 /// and the like.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
-/// The rank on its node of the process with this environment, as its launcher names it, and the
-/// launcher's variable. A batch script has Slurm's number too, which is the script's own and that
-/// of every program that it starts.
+/// The rank of the process with this environment, and its launcher's variable. A batch script has
+/// Slurm's number too, which its programs inherit.
 pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
-    let in_step = is_in_step(lookup);
+    // On 26.05 a batch script and an interactive shell have a negative number
+    // (docs/facts/slurm.md#environment-of-a-task).
+    let in_step = number("SLURM_STEP_ID").is_some_and(|id: u32| id < FIRST_SPECIAL_STEP);
     let mut launchers = LAUNCHERS
         .iter()
         .filter(|(name, _)| in_step || *name != OF_SLURM);
@@ -83,15 +77,7 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
     })
 }
 
-/// Whether this process is in a step of srun's. On 26.05 a batch script and an interactive shell
-/// have a negative number (docs/facts/slurm.md#environment-of-a-task).
-fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
-    let id = lookup("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u32>().ok());
-    id.is_some_and(|id| id < FIRST_SPECIAL_STEP)
-}
-
-/// Warnings about the environment of a process on a node with `tasks`, if it is the node's first
-/// rank or has no rank.
+/// Warnings for the first rank of a node with `tasks`, or for a process without a rank.
 pub fn warnings(
     record: &Record,
     tasks: Option<u32>,
@@ -101,8 +87,7 @@ pub fn warnings(
     if rank.unwrap_or(0) != 0 {
         return Vec::new();
     }
-    let gpus = u32::try_from(record.gpus.len()).unwrap_or(u32::MAX).max(1);
-    let each = tasks.unwrap_or(1).div_ceil(gpus);
+    let each = tasks_on_a_gpu(record, tasks);
     let all = [
         connections(tasks, lookup),
         multicast(each, lookup),
@@ -112,8 +97,13 @@ pub fn warnings(
     all.into_iter().flatten().map(warning).collect()
 }
 
-/// Refuses the tasks of a node that would take more connections than its GPUs have: some of them
-/// would fail with 809 or 2.
+fn tasks_on_a_gpu(record: &Record, tasks: Option<u32>) -> u32 {
+    let gpus = u32::try_from(record.gpus.len()).unwrap_or(u32::MAX);
+    tasks.unwrap_or(1).div_ceil(gpus.max(1))
+}
+
+/// Refuses tasks that would take more connections than their GPUs have: some would fail with 809
+/// or 2.
 pub fn expect_connections(
     record: &Record,
     tasks: Option<u32>,
@@ -122,22 +112,21 @@ pub fn expect_connections(
     let Some((each, fit)) = connections_of(lookup) else {
         return Ok(());
     };
-    let (tasks, gpus) = (tasks.unwrap_or(1), record.gpus.len().max(1));
-    if u64::from(tasks) <= u64::from(fit) * gpus as u64 {
+    let on_each = tasks_on_a_gpu(record, tasks);
+    if on_each <= fit {
         return Ok(());
     }
-    let gpus = count(gpus as u64, "GPU");
+    let tasks = tasks.unwrap_or(1);
+    let gpus = count(record.gpus.len().max(1) as u64, "GPU");
     let why = format!(
         "a GPU takes {fit} MPS clients that hold {each} connections each, and this node has {tasks} tasks on {gpus}"
     );
-    let share = tasks.div_ceil(u32::try_from(record.gpus.len()).unwrap_or(1).max(1));
-    let most = ALL_CONNECTIONS / share.max(1);
-    let allowed = format!("at most {}, or no {CONNECTIONS}", most.max(1));
+    let most = (ALL_CONNECTIONS / on_each).max(1);
+    let allowed = format!("at most {most}, or no {CONNECTIONS}");
     Err(Refusal::new(format!("{CONNECTIONS}={each}"), why, allowed))
 }
 
-/// The connections of each client, if they are more than usual, and how many such clients a GPU
-/// takes.
+/// Connections of each client, if more than usual, and how many such clients a GPU takes.
 fn connections_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     let each: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
     let each = each.min(MOST_CONNECTIONS);
@@ -172,8 +161,7 @@ fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) ->
     })
 }
 
-/// A warning, for a node's first task, if the user's list by local rank is shorter than the node's
-/// `tasks`.
+/// For a node's first task, if the user's list by local rank is shorter than its `tasks`.
 pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
     let lists = [
         (record.rank_threads.len(), "thread percentages"),
@@ -190,7 +178,6 @@ pub fn repeats(record: &Record, tasks: u32) -> Option<String> {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {
-    /// Its rank on this node, from the scheduler or the launcher.
     pub rank: Option<Rank>,
     /// Its scheduler, or our plugin, has bound it to its GPUs.
     pub bound: bool,
@@ -198,20 +185,17 @@ pub struct Task {
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, in CUDA's order, by which `visible` counts; `None`: `visible` has
-    /// the node's own indexes.
+    /// The GPUs that it may open, by which `visible` counts; `None`: it has the node's own indexes.
     pub counted: Option<Vec<GpuUuid>>,
     pub inherited_job: Option<String>,
-    /// Its `CUDA_VISIBLE_DEVICES` as it would be without MPS, for [`DEVICES`]; `None`: it needs no
-    /// such variable.
+    /// Its list without MPS, for [`DEVICES`]; `None`: it needs no such variable.
     pub without_mps: Option<Visible>,
     /// Its `JAX_LOCAL_DEVICE_IDS`: its user's choice, or what another job's MPS left.
     pub jax_devices: Option<String>,
 }
 
-/// The GPUs of the node that this process may open, in the order of the bus; `None`: the record
-/// does not name them. For access(2) the device cgroup answers as for open(2) (Linux:
-/// `inode_permission`), and nothing is opened.
+/// The GPUs that this process may open, in the order of the bus; `None`: the record names none. To
+/// access(2) the device cgroup answers as to open(2) (Linux: `inode_permission`).
 pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     let flags = AccessFlags::R_OK | AccessFlags::W_OK;
     let open = |device: &&RecordDevice| access(&device.file, flags).is_ok();
@@ -219,8 +203,7 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
 }
 
-/// Whether Slurm has bound the task to its GPUs. Slurm's `none` counts too, unless the job asks us
-/// to bind every task.
+/// Slurm's `none` counts too, unless the job asks us to bind every task.
 pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let binds_all = record.bind.is_some_and(Bind::is_for_all);
     lookup(OF_SRUN)
@@ -245,8 +228,7 @@ impl Change {
     }
 }
 
-/// The changes to a task's environment that attach it to the job's MPS. Refuses a task if its GPU
-/// or share cannot be told.
+/// What attaches a task to the job's MPS. Refuses one whose GPU or share cannot be told.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.by_site.is_some() {
         let mut kept = record.clone();
@@ -315,8 +297,7 @@ impl Task {
     }
 }
 
-/// `CUDA_VISIBLE_DEVICES` as it would be without our MPS. `scheduled` is the scheduler's own list
-/// for this job, which may be the same.
+/// The list without our MPS; `scheduled` is the scheduler's own for this job, maybe the same.
 pub fn devices_without_mps(
     lookup: &dyn Fn(&str) -> Option<String>,
     scheduled: &dyn Fn() -> Visible,
@@ -347,8 +328,7 @@ pub fn strip_devices(
     [Change::unset(DEVICES)].into_iter().chain(list).collect()
 }
 
-/// Removes the variables that another job's MPS left (`sbatch` or `qsub -V` inside a job). The
-/// user's own stay.
+/// Removes what another job's MPS left (`sbatch` or `qsub -V` inside a job), not the user's own.
 pub fn strip_inherited(
     this_job: Option<&str>,
     lookup: &dyn Fn(&str) -> Option<String>,
@@ -356,12 +336,12 @@ pub fn strip_inherited(
     let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
         return Vec::new();
     };
-    let is_left = |name: &&str| match *name {
-        PIPE_DIRECTORY | LOG_DIRECTORY => {
-            lookup(name).is_some_and(|value| is_of_job(&value, &other))
-        }
-        JAX_DEVICES => lookup(name).is_some_and(|value| value == JAX_FIRST),
-        _ => lookup(name).is_some(),
+    let is_left = |name: &&str| {
+        lookup(name).is_some_and(|value| match *name {
+            PIPE_DIRECTORY | LOG_DIRECTORY => is_of_job(&value, &other),
+            JAX_DEVICES => value == JAX_FIRST,
+            _ => true,
+        })
     };
     let ours = [PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY, JAX_DEVICES];
     let all = [JOB].into_iter().chain(ours);
@@ -447,7 +427,6 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // starts the ranks later.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         Bind::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        Bind::Auto if !requested.gives_orders(record.per_gpu) => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => requested,
     };

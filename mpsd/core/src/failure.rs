@@ -10,7 +10,7 @@ pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a fault and of what stays undetermined: the job is requeued.
 pub const EXIT_NODE: u8 = 2;
 
-/// The user asked for something that cannot be done. The user is told; the node's state stays.
+/// The user asked for what cannot be done. The user is told; the node's state stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}{}{allowed}", if allowed.is_empty() { "" } else { "; allowed: " })]
 pub struct Refusal {
@@ -49,8 +49,7 @@ pub enum Evidence {
     Configuration,
 }
 
-/// This node is broken or misconfigured, on root's evidence. A broken node is drained
-/// ([`Fault::drains`]).
+/// Root's evidence that this node is broken ([`Fault::drains`]) or misconfigured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Fault {
@@ -81,15 +80,13 @@ impl Fault {
         self
     }
 
-    /// Whether it takes the node out of service. With an unusable configuration other jobs still
-    /// run well.
+    /// With an unusable configuration other jobs still run well.
     pub fn drains(&self) -> bool {
         self.evidence != Evidence::Configuration
     }
 }
 
-/// It did not work, and the user or something outside this node could be the cause. The job is
-/// requeued, nothing is drained.
+/// The cause may be the user or something outside this node: the job is requeued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {

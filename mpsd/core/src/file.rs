@@ -14,17 +14,12 @@ use std::path::{Path, PathBuf};
 pub enum FileError {
     #[error("cannot {act} '{path}': {errno}")]
     Io {
-        /// "open", "create" …
         act: &'static str,
         path: PathBuf,
         errno: Errno,
     },
     #[error("'{path}' {what}")]
-    Unfit {
-        path: PathBuf,
-        /// "is not a regular file", "belongs to user 1001, not to 0" …
-        what: String,
-    },
+    Unfit { path: PathBuf, what: String },
     /// A bound was reached: size, entries, time.
     #[error("'{path}' {what}")]
     Bound { path: PathBuf, what: String },
@@ -54,7 +49,6 @@ impl FileError {
     }
 }
 
-/// `S_IFREG`, `S_IFDIR` …
 pub fn file_type(status: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT
 }
@@ -63,7 +57,6 @@ pub(crate) fn not_regular(path: &Path, status: &FileStat) -> FileError {
     FileError::unfit(path, format!("is {}, not a regular file", kind(status)))
 }
 
-/// "a directory", "a FIFO" …
 pub fn kind(status: &FileStat) -> &'static str {
     match file_type(status) {
         SFlag::S_IFREG => "a regular file",
@@ -112,8 +105,7 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces or makes the file `path`, or leaves the old one. It follows links: only root may write
-/// the way to it.
+/// Replaces or makes `path`, or leaves the old file. Follows links: only root may write there.
 pub fn replace(
     path: &Path,
     bytes: &[u8],

@@ -5,8 +5,7 @@ use super::text::one_line;
 use derive_more::{Display, Into};
 use serde::{Deserialize, Serialize};
 
-/// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
-/// file name.
+/// As NVML prints it: of a GPU (`GPU-200b4359-…`) or MIG device (`MIG-…`). Safe as a file name.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, Serialize, Deserialize,
 )]
@@ -61,12 +60,14 @@ pub const MIG: &str = "MIG-";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mig {
-    /// It is off, or the product has none.
     Off,
-    /// It is on: jobs have the GPU's MIG devices, and not the GPU itself.
+    /// Jobs have the GPU's MIG devices, and not the GPU itself.
     On,
     /// This is a MIG device with a part of the compute slices of its GPU.
-    Device { slices: u32, of: u32 },
+    Device {
+        slices: u32,
+        of: u32,
+    },
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
@@ -78,21 +79,19 @@ pub enum ComputeMode {
     /// One thread (deprecated by the vendor, still a value).
     ExclusiveThread,
     Prohibited,
-    /// One process: with MPS, the server; a client that misses the daemon then fails instead of
-    /// running outside.
+    /// With MPS the server alone: a client that misses the daemon fails instead of running outside.
     ExclusiveProcess,
 }
 
-/// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of
-/// its GPU. Its compute mode is no part of it: jobs change that.
+/// A GPU, or a MIG device with the index, minor number, CPUs and capability of its GPU. Not its
+/// compute mode, which jobs change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
     pub index: u32,
     pub uuid: GpuUuid,
-    /// Product name (`NVIDIA H200`).
     pub name: String,
-    /// Total memory, MiB; `None`: NVML does not tell, for example if it is the machine's memory.
+    /// `None`: NVML does not tell, for example if it is the machine's memory.
     pub memory_mib: Option<u64>,
     pub mig: Mig,
     pub capability: (u32, u32),
@@ -116,8 +115,8 @@ impl Gpu {
         self.capability >= (7, 0)
     }
 
-    /// A server's clients if a whole GPU takes `most`: NVIDIA lowers them by the compute instance's
-    /// size (docs/facts/mps-control.md#mig). We suppose that it rounds down.
+    /// NVIDIA lowers the clients by the compute instance's size (docs/facts/mps-control.md#mig), we
+    /// suppose rounded down.
     fn part_of(&self, most: u32) -> u32 {
         match self.mig {
             Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
@@ -153,8 +152,7 @@ impl Inventory {
         own.is_some_and(|own| own >= branch)
     }
 
-    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is
-    /// `max_clients`.
+    /// docs/facts/mps-control.md#clients; `site` is `max_clients`.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,

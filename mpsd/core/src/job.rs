@@ -72,8 +72,7 @@ impl JobId {
         Ok(Self(raw.to_owned()))
     }
 
-    /// The id of the MPS that the jobs of user `uid` share on `gpu`: `1001-GPU-…`. No scheduler
-    /// writes such an id.
+    /// `1001-GPU-…`: the MPS that a user's jobs share on `gpu`. No scheduler writes such an id.
     pub fn shared(uid: u32, gpu: &GpuUuid) -> Self {
         Self(format!("{uid}-{gpu}"))
     }
@@ -89,8 +88,7 @@ impl JobId {
         &self.0
     }
 
-    /// The job's directory under `jobs/`: the id if it is short and plain, else its first 24 safe
-    /// bytes and a hash.
+    /// The id if it is short and plain, else its first 24 safe bytes and a hash.
     pub fn directory_name(&self) -> String {
         let longest = match self.is_shared() {
             true => LONGEST_SHARED,
@@ -105,7 +103,6 @@ impl JobId {
         format!("{head}-{hash:012x}")
     }
 
-    /// The id of a step of this job, as a job of its own (`4711.3`).
     pub fn step(&self, step: &str) -> Result<Self, Refusal> {
         Self::parse(&format!("{}.{step}", self.0))
     }

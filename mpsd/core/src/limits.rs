@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a value was not accepted. The parser does not know which flag, token or configuration key
-/// the value stood in.
+/// The parser does not know in which flag, token or key the value stood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}; allowed: {allowed}")]
 pub struct Invalid {
@@ -29,8 +28,7 @@ impl Invalid {
     }
 }
 
-/// A share from 1 to 100 per cent, kept in tenths: the control daemon prints, and so proves, one
-/// decimal.
+/// From 1 to 100, in tenths: the control daemon prints, and so proves, one decimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Percent(u16);
@@ -40,7 +38,6 @@ impl Percent {
     pub const WHOLE: Percent = Percent(1000);
     const LEAST: u16 = 10;
 
-    /// From tenths of a per cent, if they are within 10 to 1000.
     pub fn from_tenths(tenths: u16) -> Option<Self> {
         let range = Self::LEAST..=Self::WHOLE.0;
         range.contains(&tenths).then_some(Self(tenths))
@@ -51,8 +48,7 @@ impl Percent {
         self.0
     }
 
-    /// The share that `auto` gives for `own` of `all` parts of a GPU: twice that part, at most 100
-    /// %, as NVIDIA's guide advises.
+    /// What `auto` gives for `own` of `all` parts of a GPU: twice that, as NVIDIA's guide advises.
     pub fn auto(own: u64, all: u64) -> Self {
         Self::of(2 * own, all)
     }
@@ -89,7 +85,6 @@ impl fmt::Display for Percent {
     }
 }
 
-/// An amount of a GPU's memory: absolute, or a share of that GPU's total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Amount {
@@ -103,8 +98,7 @@ impl Amount {
         "a number with unit M, G or T (binary, also MiB, GiB, TiB) or a share such as 25%";
     const MOST_MEBIBYTES: u64 = 1 << 30;
 
-    /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1. `None`: a
-    /// share of an unknown total.
+    /// Whole MiB, rounded down, at least 1; `None`: a share of an unknown total.
     pub fn mebibytes_of(self, total_mib: Option<u64>) -> Option<u64> {
         match self {
             Amount::Mebibytes(mebibytes) => Some(mebibytes),
@@ -140,8 +134,7 @@ impl FromStr for Amount {
 
 const SHOWN: usize = 10;
 
-/// MiB in a `unit`. Decimal units (`GB`) are refused, not guessed: the control daemon ignores them
-/// without a word.
+/// Decimal units (`GB`) are refused, not guessed: the control daemon ignores them silently.
 fn unit_factor(number: &str, unit: &str) -> Result<u64, Invalid> {
     match unit.to_ascii_lowercase().as_str() {
         "m" | "mib" => Ok(1),

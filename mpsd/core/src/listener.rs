@@ -42,8 +42,7 @@ pub fn ended(seen: &str) -> Undetermined {
     Undetermined::new("the job's control daemon", why)
 }
 
-/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or the
-/// answer is not known.
+/// Why a CUDA program finds no daemon in `pipe`; `None`: one listens, or it is not known.
 pub fn missing(pipe: &Path) -> Option<Errno> {
     use Errno::{EACCES, ECONNREFUSED, ENOENT, ENOTDIR};
     let errno = probe(&pipe.join(SOCKET)).err();

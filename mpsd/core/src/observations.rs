@@ -19,7 +19,6 @@ const MOST_PIDS: usize = 512;
 const MOST_GPUS: usize = 64;
 const MOST_JOBS: usize = 64;
 
-/// Nothing that the job ran came to its MPS.
 const NONE: &str = "0 clients: no CUDA program used its MPS";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +36,7 @@ pub struct Observations {
     pub jobs: Vec<JobMemory>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
-    /// Clients that a signal ended, if the kernel tells of other processes than children (Linux
-    /// 6.15).
+    /// Clients that a signal ended, if the kernel tells of them (Linux 6.15).
     pub killed: Vec<Killed>,
     /// Servers that ended without a command.
     pub servers_lost: Vec<ServerLost>,
@@ -49,7 +47,6 @@ pub struct Observations {
     pub outside: Vec<i32>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
-    /// What its GPUs did; `None`: nothing was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }
@@ -65,8 +62,7 @@ pub struct GpuObservations {
     pub most_client_mib: u64,
 }
 
-/// The most that the clients of a job held together on a GPU, MiB as NVML counts, and what they may
-/// hold.
+/// The most that a job's clients held together on a GPU, and may hold, MiB as NVML counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobMemory {
     pub job: JobId,
@@ -75,8 +71,7 @@ pub struct JobMemory {
     pub limit_mib: u64,
 }
 
-/// A client that got no context: its server was full or in FAULT state, or the client asked for
-/// none.
+/// Its server was full or in FAULT state, or it asked for no context.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} got no context; {} had one", count(*beside, "other"))]
 pub struct Refused {
@@ -148,7 +143,6 @@ fn how_ended(status: i32) -> String {
     }
 }
 
-/// Appends to a list up to its bound.
 pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     if list.len() < MOST {
         list.push(entry);
@@ -156,8 +150,7 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
 }
 
 impl Observations {
-    /// The observations as the user's process wrote them, bounded and printable; `None`: not
-    /// readable.
+    /// What the user's process wrote, bounded and printable; `None`: not readable.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
         let mut all: Value = serde_json::from_slice(line).ok()?;
@@ -172,7 +165,7 @@ impl Observations {
         serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
     }
 
-    /// The observations in words, for a job with these GPUs. The clients come first.
+    /// In words, the clients first.
     pub fn lines(&self, gpus: &[RecordGpu]) -> Vec<String> {
         fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
             list.iter().map(ToString::to_string)
@@ -216,8 +209,7 @@ impl Observations {
             && self.daemons_lost.is_empty()
     }
 
-    /// `8 clients at once, GPU 92 % busy`, for a job with these GPUs. The driver does not tell the
-    /// jobs of a shared MPS apart.
+    /// `8 clients at once, GPU 92 % busy`. The driver does not tell a shared MPS's jobs apart.
     pub fn summary(&self, gpus: &[RecordGpu], shared: bool) -> String {
         let clients = match self.had_none() {
             true => NONE.to_owned(),
@@ -319,8 +311,7 @@ impl Observations {
         });
     }
 
-    /// Adds a check of one GPU to the highest numbers so far: the memory that each of its clients
-    /// holds, MiB.
+    /// Adds a look at a GPU: the memory that each of its clients holds, MiB.
     pub fn take_memory(&mut self, gpu: &GpuUuid, clients: &[u64]) {
         let now = GpuObservations {
             uuid: gpu.clone(),

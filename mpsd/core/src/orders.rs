@@ -34,8 +34,7 @@ fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
     ]
 }
 
-/// The order in which `task` of `tasks` sees the `gpus`, from 0 along the bus. Fewer tasks than
-/// GPUs see them in that order.
+/// How `task` sees the `gpus`, from 0 along the bus; in that order if there are fewer tasks.
 pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     let of_bus = || (0..gpus).collect();
     if tasks > MOST_TASKS {

@@ -5,7 +5,6 @@ use super::job::JobId;
 use super::observations::Observations;
 use std::path::{Path, PathBuf};
 
-/// The two directories of everything that mpsd writes on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paths {
     run: PathBuf,
@@ -66,8 +65,7 @@ impl Paths {
         self.run.join(SHARED)
     }
 
-    /// The files about the MPS of `uid`'s job: one set for its own, or one for each GPU on which it
-    /// shares an MPS.
+    /// One set for the job's own MPS, or one for each GPU on which it shares one.
     pub fn seen<'a>(
         &self,
         job: &JobId,
@@ -107,8 +105,7 @@ pub const OBSERVATIONS: &str = "observations";
 pub const CLOSED: &str = "closed";
 /// Name of the file that counts the last words that the job's user has been told, root 0600.
 pub const TOLD: &str = "told";
-/// A file's name is this and its GPU. It has what `mpsd` had seen when the job began to share the
-/// MPS, root 0600.
+/// Before a GPU's name: what `mpsd` had seen when the job began to share that MPS, root 0600.
 const BEFORE: &str = "before-";
 /// Name of the file with the tasks that a signal ended, root 0600 ([`crate::killed`]).
 pub const KILLED: &str = "killed";
@@ -153,8 +150,7 @@ impl JobPaths {
         self.file("record")
     }
 
-    /// The lock of the job, or of the shared MPS. It must outlive the directory, so it lies beside
-    /// it.
+    /// Of the job or the shared MPS. It must outlive the directory, so it lies beside it.
     pub fn lock(&self) -> PathBuf {
         self.beside("lock")
     }
@@ -170,8 +166,7 @@ impl JobPaths {
         self.directory.with_file_name(format!(".{name}.{what}"))
     }
 
-    /// Names of the pipe and log directories of daemon `n` of `count`, both the user's, 0700,
-    /// inside the job's directory.
+    /// Names of daemon `n`'s pipe and log directories in the job's, both the user's, 0700.
     pub fn daemon_names(n: usize, count: usize) -> (String, String) {
         match count {
             1 => ("pipe".into(), "log".into()),

@@ -26,37 +26,33 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Reads the words. The error names the word, the reason and what is allowed.
     pub fn parse(words: &[String]) -> Result<Self, String> {
         let mut arguments = Self::default();
         let mut keys: Vec<&str> = Vec::new();
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let taken = match keys.contains(&key) {
-                true => Err("the key is there twice"),
-                false => arguments.take(key, value),
+            let path = match key {
+                "config" => Some(&mut arguments.config),
+                "prologue" => Some(&mut arguments.prologue),
+                "epilogue" => Some(&mut arguments.epilogue),
+                _ => None,
             };
-            taken.map_err(|why| {
-                let word = one_line(word, 80);
-                format!("plugstack.conf: '{word}': {why}; allowed: {ALLOWED}")
-            })?;
-            keys.push(key);
+            let why = match path {
+                _ if keys.contains(&key) => "the key is there twice",
+                None => "unknown key",
+                Some(_) if !value.starts_with('/') => "the path is not absolute",
+                Some(path) => {
+                    *path = value.into();
+                    keys.push(key);
+                    continue;
+                }
+            };
+            let word = one_line(word, 80);
+            return Err(format!(
+                "plugstack.conf: '{word}': {why}; allowed: {ALLOWED}"
+            ));
         }
         Ok(arguments)
-    }
-
-    fn take(&mut self, key: &str, value: &str) -> Result<(), &'static str> {
-        let path = || match value.starts_with('/') {
-            true => Ok(PathBuf::from(value)),
-            false => Err("the path is not absolute"),
-        };
-        match key {
-            "config" => self.config = path()?,
-            "prologue" => self.prologue = path()?,
-            "epilogue" => self.epilogue = path()?,
-            _ => return Err("unknown key"),
-        }
-        Ok(())
     }
 }
 

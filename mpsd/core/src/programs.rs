@@ -16,9 +16,7 @@ pub struct KnownProgram {
     pub ours: String,
     /// The variable that a task's launcher sets.
     pub variable: Option<String>,
-    /// The section of `docs/facts` that has it.
     pub source: String,
-    /// When and on what it ran.
     pub ran: String,
     /// Its run, a file of `tests/hardware/results`.
     pub result: Option<String>,
@@ -29,13 +27,9 @@ pub struct KnownProgram {
 #[serde(rename_all = "lowercase")]
 #[display(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The same answers in the same time.
     Works,
-    /// The same answers sooner.
     Gains,
-    /// The same answers later.
     Loses,
-    /// CUDA or the program itself refuses.
     Refused,
     Limited,
     /// Only read of.
@@ -54,7 +48,6 @@ pub static PROGRAMS: LazyLock<Programs> =
     LazyLock::new(|| toml::from_str(include_str!("programs.toml")).unwrap_or_default());
 
 impl Programs {
-    /// The program of this name, or known by this word.
     pub fn named(&self, word: &str) -> Option<&KnownProgram> {
         let word = word.to_ascii_lowercase();
         let is_it = |program: &&KnownProgram| {

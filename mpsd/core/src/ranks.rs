@@ -63,8 +63,8 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The places among `gpus` of those that a task sees, its own first. Refuses a mode without the
-/// ranks or cores that it needs.
+/// The places of the GPUs that a task sees. Refuses a mode without the ranks or cores that it
+/// needs.
 pub fn order_of(
     bind: Bind,
     rank: Rank,
@@ -99,7 +99,7 @@ fn tasks(bind: Bind, rank: Rank) -> Result<usize, Refusal> {
     Ok(tasks as usize)
 }
 
-/// The place of the nearest GPU; `None`: all are equally near.
+/// `None`: all are equally near.
 ///
 /// Among several, a task that has only some of its launcher's cores there takes its turn by the
 /// place of its cores. Any other task takes it by its rank. Launchers deal ranks to sockets in

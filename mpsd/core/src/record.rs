@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 /// Rises with a field that a program of an earlier release would have to understand.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
-/// How long a record may be absent while its job starts: a failed start removes the directory, then
-/// writes a record.
+/// A failed start removes the directory, then writes a record.
 const AWAY: Duration = Duration::from_secs(3);
 
 const UNSEEN: Duration = Duration::from_millis(250);
@@ -34,11 +33,11 @@ pub enum RecordState {
     /// It is being started; a task waits.
     Starting,
     Ready,
-    /// The request was refused; a task says why and does not run.
+    /// A task says why and does not run.
     Refused,
-    /// It did not start; a task says why and does not run.
+    /// A task says why and does not run.
     Failed,
-    /// `MPS=auto` gives none here, and says why. The tasks run as in a job that did not ask.
+    /// `MPS=auto` gives none here. The tasks run as in a job that did not ask.
     Unneeded,
 }
 
@@ -59,11 +58,9 @@ pub struct RecordDevice {
     pub file: PathBuf,
 }
 
-/// A control daemon of the job. Plan, journal, record and the specification of `mpsd` hold the same
-/// value.
+/// Plan, journal, record and the specification of `mpsd` hold the same value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Daemon {
-    /// The GPUs it is confined to, in NVML's order.
     pub gpus: Vec<GpuUuid>,
     pub pipe: PathBuf,
     pub log: PathBuf,
@@ -77,8 +74,7 @@ pub struct Daemon {
     pub priority: Option<Priority>,
 }
 
-/// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its
-/// share.
+/// The tasks by which `auto` divided each GPU: a step with fewer GPUs must lower its share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AutoDivisors {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,7 +94,7 @@ impl AutoDivisors {
 pub struct BySite {
     /// Its tasks on this node; 0: not known.
     pub tasks: u32,
-    /// It runs under MPS only if tasks meet on a GPU, or other jobs use it.
+    /// It has MPS only if tasks meet on a GPU, or other jobs use it.
     pub if_tasks_meet: bool,
 }
 
@@ -109,16 +105,15 @@ pub struct Record {
     /// The job, or the step with a daemon of its own.
     pub job: JobId,
     pub uid: u32,
-    /// Slurm's second name for the job, which its cgroup has from 26.05 on
+    /// Slurm's second name for the job, its cgroup's from 26.05 on
     /// (docs/facts/slurm.md#cgroups-of-a-job).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sluid: Option<String>,
     pub state: RecordState,
-    /// One line for the user: why it was refused, failed or is not needed, or why `MPS=auto` gives
-    /// it.
+    /// For the user: why it was refused, failed or is not needed, or why `MPS=auto` gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.
+    /// Of a failure: Slurm's job_prolog fails on a fault only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<FailureKind>,
     /// Only the node can have failed the start: OpenPBS's hook then does not count the try.
@@ -129,8 +124,7 @@ pub struct Record {
     /// Seconds for which a task waits while `starting`; 0: the reader's own limit.
     pub deadline_s: u32,
     pub per_gpu: bool,
-    /// Its daemons serve the user's other jobs on the GPU as well, so its limits are in its tasks'
-    /// environment alone.
+    /// Its daemons serve the user's other jobs too: its limits are in its tasks' environment alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
     /// The job's request. A step with the same words has inherited them.
@@ -139,8 +133,8 @@ pub struct Record {
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     pub named: bool,
     pub gpus: Vec<RecordGpu>,
-    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: only the
-    /// GPUs that it may open.
+    /// All GPUs of the node in the bus's order, if a task must count as CUDA does: what it may
+    /// open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     pub daemons: Vec<Daemon>,
@@ -156,8 +150,7 @@ pub struct Record {
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
-    /// A process outside the job's MPS that can open every GPU of the node would find the job's
-    /// i-th GPU as number i.
+    /// Outside the job's MPS, a process that can open every GPU finds the job's i-th as number i.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,8 +171,7 @@ pub struct Record {
     pub report: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
-    /// Slurm: a job of sbatch, which ends with its script. A step of `srun --jobid` does not show
-    /// that.
+    /// Slurm: a job of sbatch, which ends with its script. A step of `srun --jobid` cannot tell.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub script: bool,
 }
@@ -199,7 +191,6 @@ pub fn limit_on<'l>(
 }
 
 impl Record {
-    /// The job is refused, failed, needs none, or is still starting.
     pub fn without_mps(job: JobId, uid: u32, state: RecordState, reason: String) -> Self {
         Self {
             version: VERSION,
@@ -262,7 +253,7 @@ impl Record {
         serde_json::from_slice(text.as_bytes()).map_err(unreadable)
     }
 
-    /// The record's text; fails if a path is not UTF-8.
+    /// Fails if a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
         let text = serde_json::to_string_pretty(self);
         text.map(|text| text + "\n")
@@ -270,8 +261,7 @@ impl Record {
     }
 }
 
-/// The version of a record's or journal's text. It comes first: another format may have any other
-/// keys.
+/// Of a record's or journal's text: another format may have any other keys.
 pub fn version_of(text: &str) -> serde_json::Result<u32> {
     #[derive(serde::Deserialize)]
     struct Head {
@@ -295,7 +285,6 @@ pub fn sharers(list: &Path) -> BTreeSet<JobId> {
     serde_json::from_slice(&text.unwrap_or_default()).unwrap_or_default()
 }
 
-/// The record at `path`, if it is there and can be read now.
 pub fn found(path: &Path) -> Option<Record> {
     match look(path) {
         Ok(RecordRead::Found(record)) => Some(*record),
@@ -315,8 +304,7 @@ pub fn by_sluid(
         .map(|job| job.whole())
 }
 
-/// Reads the record at `path`, once. A job without a directory has no record, even if the way there
-/// is damaged: it must run.
+/// A job without a directory has no record, even if the way there is damaged: it must run.
 pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
@@ -341,9 +329,8 @@ pub fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// Waits for the record at `path` until it is not `starting`; `None`: there is no MPS. If the
-/// result is still `starting`, the MPS was not ready in time, or the record was removed. `limit` is
-/// for a record without a deadline of its own.
+/// Waits until the record at `path` is not `starting`; `None`: there is no MPS. If it still is, the
+/// MPS was not ready in time, or the record was removed. `limit`: for a record without its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
     let mut waiting = Waiting {
@@ -360,8 +347,7 @@ pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     }
 }
 
-/// Watches the file, because the user may not read the directory (0711). A rename takes the old
-/// file's last name.
+/// The file, because the user may not read the directory (0711). A rename takes its last name.
 fn watch(path: &Path) -> Option<Inotify> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
     let flags =
@@ -379,8 +365,7 @@ fn wait(watch: Option<&Inotify>, limit: Duration) {
     let _ = poll(&mut fds, timeout);
 }
 
-/// One reader's wait for a record that may still be `starting`. It only decides: the reader reads,
-/// and waits.
+/// One reader's wait for a record. It only decides: the reader reads, and waits.
 #[derive(Debug, Default)]
 struct Waiting {
     limit: Duration,
@@ -389,8 +374,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Decides by `seen`, `elapsed` after the reader began: how long to wait, or what [`settled`]
-    /// returns.
+    /// How long to wait, `elapsed` after the reader began, or what [`settled`] returns.
     fn next(
         &mut self,
         seen: RecordRead,

@@ -11,9 +11,8 @@ use super::text::one_line;
 
 const SHOWN: usize = 60;
 
-/// The job's record for a step with the request `step`: lower limits become those of its ranks. A
-/// step without limits of its own has the job's. Refuses other options that the job's daemon cannot
-/// carry out.
+/// Lower limits become those of the step's ranks; without its own it has the job's. Refuses other
+/// options that the job's daemon cannot carry out.
 pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     let mut own = record.clone();
     let Some(job) = &record.request else {
@@ -51,8 +50,7 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     Ok(own)
 }
 
-/// The record for a step with `tasks` tasks on `gpus` GPUs. If it has fewer GPUs than the job,
-/// `auto` is divided again.
+/// If the step has fewer GPUs than the job, `auto` is divided again.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
     let bind = record.bind.unwrap_or(Bind::None);

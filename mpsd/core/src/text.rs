@@ -1,7 +1,6 @@
 //! Text of other people, made safe for one line of a log or a terminal.
 
-/// `text` on one line, made safe for a terminal that obeys escape sequences; at most `max`
-/// characters.
+/// At most `max` characters, made safe for a terminal that obeys escape sequences.
 pub fn one_line(text: &str, max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(max));
     for (n, c) in text.chars().enumerate() {
@@ -21,7 +20,6 @@ pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// These, with a comma between.
 pub fn list(all: impl IntoIterator<Item = impl ToString>) -> String {
     let all: Vec<String> = all.into_iter().map(|one| one.to_string()).collect();
     all.join(", ")
@@ -68,8 +66,8 @@ pub fn is_word(text: &str, others: &[u8]) -> bool {
     !text.is_empty() && text.bytes().all(good)
 }
 
-/// Whether `c` can make a line read as another: Unicode's categories Cf, Zl and Zp, and what it
-/// lets a terminal show as nothing (Default_Ignorable_Code_Point).
+/// Unicode's categories Cf, Zl and Zp, and what it lets a terminal show as nothing
+/// (Default_Ignorable_Code_Point).
 fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'

@@ -21,7 +21,6 @@ pub struct TrustedFile {
 }
 
 impl TrustedFile {
-    /// The whole file, if it has at most `max` bytes.
     pub fn read(&self, max: usize) -> Result<Vec<u8>, FileError> {
         read_regular(&self.file, &self.path, max)
     }
@@ -32,9 +31,8 @@ const DIRECTORY: OFlag = OFlag::O_PATH
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_CLOEXEC);
 
-/// Opens a file that can be trusted, and follows links of root (`libnvidia-ml.so.1` is one). A
-/// directory that all may write needs the sticky bit, as `/tmp` has: it keeps root's entries
-/// root's.
+/// Follows links of root (`libnvidia-ml.so.1` is one). A directory that all may write needs the
+/// sticky bit, as `/tmp` has: it keeps root's entries root's.
 pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     if !path.is_absolute() {
         return Err(FileError::unfit(path, "is not an absolute path"));
@@ -98,8 +96,7 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     Err(FileError::unfit(&here, what))
 }
 
-/// Checks the directory `path`, and those above it, as [`open_trusted`] does for a file in it. One
-/// that is not there is no error.
+/// As [`open_trusted`] for a file in it. One that is not there is no error.
 pub fn check_directory(path: &Path) -> Result<(), FileError> {
     const NONE: &str = ".mpsd-nothing";
     match open_trusted(&path.join(NONE)) {

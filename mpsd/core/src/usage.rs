@@ -17,7 +17,6 @@ pub struct Usage {
     pub step_ms: u64,
     /// The most clients at once, by bucket.
     pub clients: Vec<u64>,
-    /// The GPUs that the driver counted anything of.
     pub gpus: Vec<GpuUsage>,
 }
 
@@ -41,9 +40,8 @@ pub struct GpuUsage {
     pub sm_percent: Option<u8>,
     /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
     pub bandwidth_percent: Option<u8>,
-    /// Energy, millijoules (`nvmlDeviceGetTotalEnergyConsumption`).
+    /// `nvmlDeviceGetTotalEnergyConsumption`.
     pub energy_mj: Option<u64>,
-    /// The time in which it used that energy, milliseconds.
     #[serde(default)]
     pub energy_ms: u64,
 }
@@ -64,8 +62,7 @@ impl GpuUsage {
         }
     }
 
-    /// How much of the GPU was used, percent: of its multiprocessors if the driver counts them,
-    /// else of the time.
+    /// Of its multiprocessors if the driver counts them, else of the time.
     pub fn used_percent(&self) -> Option<u8> {
         self.sm_percent.or(self.busy_percent)
     }
@@ -80,7 +77,6 @@ impl Usage {
         self.gpus.iter().find(|known| known.uuid == *gpu)
     }
 
-    /// The time that the lists cover, milliseconds.
     pub fn length_ms(&self) -> u64 {
         self.step_ms.saturating_mul(self.clients.len() as u64)
     }

@@ -15,10 +15,8 @@ use std::ptr;
 /// `spank_t`: opaque, valid during one callback.
 pub type Spank = *mut c_void;
 
-/// `ESPANK_SUCCESS`.
 const SUCCESS: c_int = 0;
 
-/// `S_JOB_ARGV`.
 const JOB_ARGV: c_int = 9;
 
 /// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
@@ -59,7 +57,6 @@ unsafe extern "C" {
         value: *const c_char,
         overwrite: c_int,
     ) -> c_int;
-    /// The same.
     fn spank_job_control_unsetenv(spank: Spank, name: *const c_char) -> c_int;
     fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
     fn spank_option_getopt(
@@ -85,7 +82,6 @@ pub fn context() -> Context {
     }
 }
 
-/// Writes one line to the place of this process's messages.
 pub fn log(level: Level, line: &str) {
     let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
         return;
@@ -99,8 +95,7 @@ pub fn log(level: Level, line: &str) {
     unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
 }
 
-/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement
-/// characters, which no parser here accepts.
+/// `None` for NULL. Bytes that are not UTF-8 become characters that no parser here accepts.
 ///
 /// # Safety
 /// `text` is NULL or a C string that lives until this returns.
@@ -120,12 +115,10 @@ const TASK_PROLOG: &CStr = c"task-prolog";
 type Setter = unsafe extern "C" fn(Spank, *const c_char, *const c_char, c_int) -> c_int;
 type Remover = unsafe extern "C" fn(Spank, *const c_char) -> c_int;
 
-/// Slurm's handle during one callback, which only an entry point has while it runs, and what Slurm
-/// calls for each option.
+/// Slurm's handle, which only an entry point has while it runs, and its callback for options.
 pub struct Handle(pub Spank, pub OptionCallback);
 
 impl Handle {
-    /// Sets or removes a variable; false: Slurm refused.
     fn set(&self, name: &str, value: Option<&str>, set: Setter, remove: Remover) -> bool {
         let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose())
         else {
@@ -141,7 +134,6 @@ impl Handle {
     }
 }
 
-/// Hands an option's flag to `call` as Slurm takes it. It lives until `call` returns.
 fn with_option<T>(
     key: Key,
     cb: Option<OptionCallback>,

@@ -28,7 +28,6 @@ use std::sync::{Mutex, TryLockError};
 #[unsafe(no_mangle)]
 pub static plugin_name: [u8; 4] = *b"mps\0";
 
-/// What Slurm's loader expects of a SPANK plugin.
 #[used]
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; 6] = *b"spank\0";
@@ -41,8 +40,7 @@ pub static plugin_type: [u8; 6] = *b"spank\0";
 #[unsafe(no_mangle)]
 pub static plugin_version: u32 = 0x16_05_00;
 
-/// Only tried, never waited for: a task's forked child may find it locked by a thread that it does
-/// not have.
+/// Never waited for: a task's forked child may find it locked by a thread that it does not have.
 static STATE: Mutex<Option<PluginState>> = Mutex::new(None);
 
 /// Turns a panic into one line of Slurm's log instead of a backtrace on the user's terminal.

@@ -12,9 +12,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Most that is kept of what a program writes. Bytes.
+/// Bytes that are kept of what a program writes, and characters of each line.
 const MOST_OUTPUT: usize = 16 << 10;
-/// Longest line of it that is logged. Characters.
 const LONGEST_LINE: usize = 500;
 /// How often a child is checked that writes nothing, and one that has closed its output.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -97,8 +96,7 @@ fn close_on_exec_from_3() {
     }
 }
 
-/// Waits for the child and reads what it writes. A detached child is over when its output is
-/// closed.
+/// A detached child is over when its output is closed.
 fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32, String> {
     let path = program.path.display();
     let deadline = Deadline::after(program.limit);

@@ -46,7 +46,6 @@ impl Range {
 }
 
 impl HostList {
-    /// Whether `list` is a host list that holds `name`.
     pub fn has(list: &str, name: &str) -> bool {
         Self::try_from(list.to_owned()).is_ok_and(|list| list.contains(name))
     }

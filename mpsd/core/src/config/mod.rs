@@ -50,7 +50,6 @@ impl Settings {
         Self::of_text(path, &text, node)
     }
 
-    /// Reads `text` for `node` as if it stood in [`DEFAULT_PATH`].
     pub fn parse(text: &str, node: &str) -> Result<Self, Fault> {
         Self::of_text(Path::new(DEFAULT_PATH), text, node)
     }

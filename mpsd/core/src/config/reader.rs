@@ -7,15 +7,15 @@ use crate::text::{nearest, or_meant};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
 /// Lines with errors of syntax, in a file that still tells something.
 const MOST_BLANKED: usize = 64;
 
+type Key<'a> = Spanned<DeString<'a>>;
 type Value<'a> = Spanned<DeValue<'a>>;
 
-/// The settings of `node`: the file's top, then every section that fits, in order; or the first
-/// error. An error in a section for other nodes counts too.
+/// The settings of `node`, or the first error, even if it is in a section for other nodes.
 pub(super) fn read(text: &str, node: &str) -> Result<Settings, ConfigError> {
     let file = DeTable::parse(text).map_err(|error| of_value(&error, text))?;
     let mut reader = Reader::new(text, node);
@@ -27,7 +27,6 @@ pub(super) fn read(text: &str, node: &str) -> Result<Settings, ConfigError> {
     }
 }
 
-/// What can be read of a file with errors.
 pub(super) fn read_despite_errors(text: &str, node: &str) -> Settings {
     let text = blanked(text);
     let mut reader = Reader::new(&text, node);
@@ -36,8 +35,8 @@ pub(super) fn read_despite_errors(text: &str, node: &str) -> Settings {
     reader.settings
 }
 
-/// An error of the TOML parser. If it is in a value, with the value's key, and how that is written:
-/// the parser guesses at a type, and knows none.
+/// The parser guesses at a value's type: an error in a value names its key, and how that is
+/// written.
 fn of_value(error: &toml::de::Error, text: &str) -> ConfigError {
     let is_double = error.message() == "duplicate key";
     let error = ConfigError::toml(error, 0..0);
@@ -137,18 +136,17 @@ impl<'a> Reader<'a> {
 
     /// Takes the `[[node]]` sections out of `table`.
     fn sections<'t>(&mut self, table: &mut DeTable<'t>) -> Vec<Value<'t>> {
-        match table
-            .remove_entry("node")
-            .map(|(key, value)| (key, value.into_inner()))
-        {
-            None => Vec::new(),
-            Some((_, DeValue::Array(sections))) => sections.into_iter().collect(),
-            Some((key, _)) => {
-                let why = "node is written as [[node]], once for each section";
-                self.say(key.span(), why);
-                Vec::new()
-            }
+        let Some((key, value)) = table.remove_entry("node") else {
+            return Vec::new();
+        };
+        if let DeValue::Array(sections) = value.into_inner() {
+            return sections.into_iter().collect();
         }
+        self.say(
+            key.span(),
+            "node is written as [[node]], once for each section",
+        );
+        Vec::new()
     }
 
     fn keys(&mut self, table: DeTable<'_>, fits: bool) {
@@ -165,13 +163,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn key(
-        &mut self,
-        section: &Section,
-        key: &Spanned<impl AsRef<str>>,
-        value: &Value<'_>,
-        fits: bool,
-    ) {
+    fn key(&mut self, section: &Section, key: &Key<'_>, value: &Value<'_>, fits: bool) {
         let name = key.get_ref().as_ref();
         let Some(row) = section.rows.iter().find(|row| row.key == name) else {
             let why = or_meant(&format!("unknown key '{name}'"), meant(section, name));

@@ -328,8 +328,7 @@ impl Settings {
         whole
     }
 
-    /// Sets the fields that follow from the keys. `lines` has the lines of the keys that the file
-    /// sets, by name.
+    /// Sets what follows from the keys; `lines` has those that the file sets, by name.
     pub(super) fn with_origins(mut self, lines: &BTreeMap<&'static str, usize>) -> Self {
         self.paths = Paths::new(&self.run_dir, &self.state_dir);
         let rows = SECTIONS.iter().flat_map(|section| section.rows);
@@ -342,7 +341,6 @@ impl Settings {
         self
     }
 
-    /// Every key in force on the node with its value and the line of the file, one a line.
     pub fn explain(&self, file: &Path) -> String {
         let line = |origin: &Origin| {
             let value = match &origin.value {

@@ -22,7 +22,6 @@ const TYPE_NAMES: [(&str, &str); 3] = [
     ("expected a boolean", "expected true or false"),
 ];
 
-/// What is wrong with a part of the file, and what is allowed.
 #[derive(Debug)]
 pub struct ConfigError {
     pub(super) span: Range<usize>,
@@ -58,8 +57,7 @@ impl ConfigError {
     }
 }
 
-/// A message of serde without the names that only a programmer knows, and with the word that was
-/// meant.
+/// Without the names that only a programmer knows, and with the word that was meant.
 fn in_words(message: &str) -> String {
     let mut why = message.trim_end().replace('\n', "; ").replace('`', "'");
     for (name, words) in TYPE_NAMES {
@@ -119,7 +117,7 @@ impl<'a> Entry<'a> {
         check(self.get()?).map_err(|why| ConfigError::at(self.value.span(), why))
     }
 
-    /// One of the words of an enum. TOML's own deserializer is large for each type.
+    /// TOML's own deserializer is large for each type.
     fn word<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         let in_words = |error: value::Error| in_words(&error.to_string());
         self.checked(|text| T::deserialize(text.into_deserializer()).map_err(in_words))
@@ -129,8 +127,7 @@ impl<'a> Entry<'a> {
         self.checked(|text| on_node(&text, self.node).map(PathBuf::from))
     }
 
-    /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without
-    /// quotes too.
+    /// In the request's grammar: `"30:70"`, and plain numbers without quotes too.
     fn worded<T: FromStr<Err = Invalid>>(&self) -> Result<T, ConfigError> {
         let text = match self.value.get_ref() {
             DeValue::Integer(number) => number.to_string(),
@@ -168,14 +165,9 @@ impl<'a> Entry<'a> {
 
     /// A feature, a partition or a node of the scheduler.
     fn name(&self) -> Result<String, ConfigError> {
-        let why = "not a name; allowed: letters, digits and any of '._-'";
-        self.text(|text| is_word(text, b"._-"), why)
-    }
-
-    fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
-        self.checked(|text| match is_good(&text) {
+        self.checked(|text| match is_word(&text, b"._-") {
             true => Ok(text),
-            false => Err(why.to_owned()),
+            false => Err("not a name; allowed: letters, digits and any of '._-'".to_owned()),
         })
     }
 

@@ -1,13 +1,11 @@
-//! The options of a request, a row each, from which the parser, flags, help, refusals, manual pages
-//! and completions come.
+//! A row for each option: parser, flags, help, refusals, manual pages and completions use it.
 
 use super::values::{self, MemoryLimit, Mode, Threads};
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
 
-/// The names and texts of an option. In the texts, words that a user types stand between
-/// backquotes.
+/// In the texts, words that a user types stand between backquotes.
 #[derive(Debug)]
 pub struct Row {
     /// `threads` in the OpenPBS resource, `--mps-threads` as a flag, `MPS_THREADS` as a token.
@@ -15,16 +13,13 @@ pub struct Row {
     pub name: &'static str,
     /// The placeholder of its value in help and manual.
     pub value: &'static str,
-    /// The value of the option if the user gives none.
     pub bare: Option<&'static str>,
     /// Whether the value is a list: Slurm's flags take `,` in it as well as `:`.
     pub list: bool,
     pub allowed: &'static str,
     pub words: &'static [&'static str],
     pub help: &'static str,
-    /// The manual's addition; may be empty.
     pub more: &'static str,
-    /// Whether a step may ask for a lower value than its job.
     pub lowered_by_steps: bool,
     /// Whether it only concerns a task, so that a step may ask for any value.
     pub of_tasks: bool,
@@ -55,7 +50,6 @@ impl Row {
         }
     }
 
-    /// The key of the account token: `MPS_THREADS`.
     pub fn token(&self) -> String {
         self.flag().to_ascii_uppercase().replace('-', "_")
     }

@@ -14,7 +14,7 @@ pub(super) const LONGEST: usize = 1024;
 const LONGEST_RAW: usize = 100;
 const SHOWN: usize = 60;
 
-/// How a user wrote a request. Messages name each option in the same way.
+/// Messages name each option as the user wrote it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Syntax {
     /// Account tokens: `MPS_THREADS=25`.
@@ -116,7 +116,6 @@ impl Parser {
         Self { syntax, ..empty }
     }
 
-    /// Reads one word. `name` is the key as the user wrote it. Only a flag can have no value.
     fn take(&mut self, key: Key, name: &str, value: Option<&str>) -> Result<(), Refusal> {
         let word = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
         if key != Key::Mode {
@@ -151,13 +150,12 @@ impl Parser {
     }
 }
 
-/// Slurm's flags as typed, each at most once. The last value counts, as with Slurm's own flags.
+/// Slurm's flags. The last value counts, as with Slurm's own.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Flags([Option<Option<String>>; Key::ALL.len()]);
 
 impl Flags {
-    /// The flags that `given` finds, with their arguments. [`Flags::request`] refuses what is wrong
-    /// with them.
+    /// [`Flags::request`] refuses what is wrong with them.
     pub fn from_fn(given: impl Fn(Key) -> Option<Option<String>>) -> Self {
         let mut flags = Self::default();
         for key in Key::ALL {
@@ -168,9 +166,8 @@ impl Flags {
         flags
     }
 
-    /// Keeps the flag of `key`, and checks its value alone. A refused flag is kept, and
-    /// [`Flags::request`] refuses it again. For a flag without a value Slurm gives NULL, `""` or
-    /// `(null)` (docs/facts/slurm.md#options).
+    /// Keeps a flag and checks its value alone; [`Flags::request`] refuses a wrong one again.
+    /// Without a value Slurm gives NULL, `""` or `(null)` (docs/facts/slurm.md#options).
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
         let value = argument.filter(|text| !matches!(*text, "" | "(null)"));
         let flag = Some(value.map(str::to_owned));
@@ -210,8 +207,7 @@ impl Flags {
         Ok(parser)
     }
 
-    /// Wrong flags as tokens that `mps-prologue` refuses too. `?` stands for what could split or
-    /// hide a token.
+    /// As tokens that `mps-prologue` refuses too; `?` stands for what could split or hide a token.
     pub fn raw(&self) -> String {
         let harmless = |c: char| match c {
             ',' => ':',
@@ -250,8 +246,7 @@ impl Request {
     }
 
     /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no
-    /// token is ours. Ours have `=` and, in any case, the key `MPS` or `MPS_` and letters. Refuses
-    /// a token that can only be meant for us.
+    /// token is ours. Refuses a token that can only be meant for us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         Self::from_account_of(account, &[])
     }
@@ -372,7 +367,7 @@ fn is_between(c: char) -> bool {
     c == ',' || c == ';' || c.is_ascii_whitespace()
 }
 
-/// `MPS`, or `MPS_` and letters, in any case. Everything else belongs to the site.
+/// Everything else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
     let letters =
@@ -380,8 +375,7 @@ fn is_ours(key: &str) -> bool {
     key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
 }
 
-/// The refusal of a token that can only be meant for us, but is not written as `KEY=VALUE`: `mps`,
-/// `--mps-threads=25`, `MPS:true`.
+/// Refuses what is meant for us, but is not `KEY=VALUE`: `mps`, `--mps-threads=25`, `MPS:true`.
 fn near_miss(token: &str) -> Option<Refusal> {
     if token.split_once('=').is_some_and(|(key, _)| is_ours(key)) {
         return None;

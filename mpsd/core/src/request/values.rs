@@ -14,8 +14,7 @@ pub enum Mode {
     Off,
     /// One daemon for all GPUs of the job on the node.
     PerNode,
-    /// As per node if that helps: more than one task on a GPU, or a GPU that jobs share. Else the
-    /// job is as if it had not asked.
+    /// As per node with more tasks than GPUs or a GPU that jobs share; else as if not asked.
     Auto,
     PerGpu,
     /// As per node, and not shared with the user's other jobs on the GPU.
@@ -23,12 +22,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other
-    /// words.
+    /// In any case, `_` for `-`. [`Mode::from_str`] also takes a boolean's other words.
     pub const ALLOWED: &'static str = "on (or per-node), auto, per-gpu, own, off";
 
-    /// Whether [`Mode::Auto`] gives MPS: with more `tasks` than `gpus`, two tasks must meet on a
-    /// GPU.
+    /// With more `tasks` than `gpus`, two tasks must meet on a GPU.
     pub fn auto_helps(tasks: u32, gpus: u32) -> bool {
         gpus > 0 && tasks > gpus
     }
@@ -39,7 +36,6 @@ impl Mode {
         format!("{tasks} on {gpus}")
     }
 
-    /// That `auto` gives no MPS, in one line.
     pub fn auto_without(why: &str) -> String {
         // A refusal's object.
         let why = why.strip_prefix("MPS: ").unwrap_or(why);
@@ -96,7 +92,6 @@ pub enum MemoryLimit {
     /// total / n, n = the job's tasks on a GPU.
     #[display("auto")]
     Auto,
-    /// The same for every client, on every GPU.
     Uniform(Amount),
     /// A value for each local rank, in order; at least two.
     #[display("{}", joined(_0))]
