@@ -327,17 +327,14 @@ mod tests {
     const CASES: &str = "\
 clients=0 at-once=0 > no-client > no CUDA program used this job's MPS
 limit=100 clients=0 at-once=0 refused=1 > memory > a client got no context under its limit of 100 MiB
-limit=1100 > memory > a client held 1000 of the 1100 MiB that it may
 limit=1111 > memory > a client held 1000 of the 1111 MiB that it may
-held=73000 > memory > 4 clients held 73000 of 80000 MiB: the GPU is full
-held=72000 > memory > 4 clients held 72000 of 80000 MiB
+held=72000 > memory > 4 clients held 72000 of 80000 MiB: the GPU is full
 turns=yes > takes-turns > takes turns with the others there
 clients=1 at-once=1 > one-client > one client on a GPU, and used 60 % of it: MPS brings it nothing
 clients=9 at-once=1 > one-client > 9 clients, one at a time on a GPU, and used 60 %
 clients=1 at-once=1 sm=- busy=- > one-client > one client on a GPU: MPS brings it nothing
 threads=10 > threads > 4 clients with 10 % of the threads each could use 40 % of the GPU
-threads=12.5 > threads > 4 clients with 12.5 % of the threads each could use 50 % of the GPU
-threads=18.9 > threads > could use 75 % of the GPU
+threads=18.9 > threads > 4 clients with 18.9 % of the threads each could use 75 % of the GPU
 bandwidth=85 > bandwidth > 85 % of the memory's bandwidth used by 4 clients
 bandwidth=70 > bandwidth > 70 %
 sm=12 > room > 12 % busy with 4 clients: try 12, or mpsctl sweep

@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_script_of_its_own_mps_is_left_out_and_one_without_a_launcher_starts_nothing_under_mps() {
-        let connections = "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec -n 8 a";
+        let connections = "export CUDA_DEVICE_MAX_CONNECTIONS=32\nmpiexec a";
         for (script, own, ranks) in [
             ("nvidia-cuda-mps-control -d\nmpirun -n 4 a", true, true),
             ("echo quit | nvidia-cuda-mps-control", true, false),
@@ -136,15 +136,11 @@ mod tests {
     fn tasks_that_a_server_does_not_take_and_a_users_own_directory_are_left_out() {
         let ours = "/run/mpsd/jobs/7/pipe";
         for (of_job, tasks, variables, left_out) in [
-            (8, None, &[][..], false),
-            (48, None, &[], false),
+            (48, None, &[][..], false),
             (49, None, &[], true),
             (0, Some(49), &[], true),
-            (8, Some(2), &[(CONNECTIONS, "8")], false),
-            (15, None, &[(CONNECTIONS, "8")], false),
-            (16, None, &[(CONNECTIONS, "8")], true),
-            (3, None, &[(CONNECTIONS, "32")], false),
-            (4, None, &[(CONNECTIONS, "32")], true),
+            (15, Some(2), &[(CONNECTIONS, "8")], false),
+            (16, Some(2), &[(CONNECTIONS, "8")], true),
             (48, None, &[(CONNECTIONS, "1")], false),
             (2, None, &[(PIPE_DIRECTORY, "/tmp/x")], true),
             (2, None, &[(PIPE_DIRECTORY, ours)], true),

@@ -49,30 +49,20 @@ fn may_open(gpus: &[u32], task: Task) -> Task {
     Task { counted, ..task }
 }
 
-fn changes(record: &Record, task: &Task) -> Vec<Change> {
-    task_environment(record, task).unwrap_or_else(|refusal| panic!("{refusal}"))
+fn change(record: &Record, task: &Task, name: &str) -> Option<Change> {
+    let changes = task_environment(record, task).unwrap_or_else(|refusal| panic!("{refusal}"));
+    changes.into_iter().find(|change| change.name == name)
 }
 
 fn value(record: &Record, task: &Task, name: &str) -> Option<String> {
-    let mut changes = changes(record, task).into_iter();
-    changes.find(|change| change.name == name)?.value
+    change(record, task, name)?.value
 }
 
-fn told(tasks: u32, rank: Option<u32>, record: &Record, set: (&str, &str)) -> Vec<String> {
-    let lookup = |name: &str| (name == set.0).then(|| set.1.to_owned());
-    warnings(record, Some(tasks), rank, &lookup)
-}
-
-/// docs/facts/mps-control.md#clients
-#[test]
-fn one_rank_is_warned_of_connections_that_cost_clients() {
-    let told = |rank, value: &str| told(1, rank, &record(false), (CONNECTIONS, value));
-    let lines = told(Some(0), "8");
-    let warning = "warning: CUDA_DEVICE_MAX_CONNECTIONS=8: a GPU takes 15 ";
-    assert!(lines.len() == 1 && lines[0].starts_with(warning));
-    assert_eq!(told(None, " 3 ").len(), 1);
-    for (rank, value) in [(Some(1), "8"), (Some(0), "2"), (Some(0), "x"), (None, "")] {
-        assert!(told(rank, value).is_empty(), "{rank:?} {value:?}");
+fn left_by_another(task: Task) -> Task {
+    let inherited_job = Some("6".to_owned());
+    Task {
+        inherited_job,
+        ..task
     }
 }
 
@@ -85,16 +75,7 @@ fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
         let refused = expect_connections(&record(false), tasks, &lookup).err();
         refused.map(|refusal| refusal.to_string())
     };
-    let fitting = [
-        (6, "32"),
-        (30, "8"),
-        (96, "2"),
-        (96, "1"),
-        (96, "x"),
-        (6, "64"),
-        (1, "32"),
-    ];
-    for (tasks, value) in fitting {
+    for (tasks, value) in [(6, "32"), (30, "8"), (96, "2"), (96, "x"), (6, "64")] {
         assert_eq!(refused(Some(tasks), value), None, "{tasks} {value}");
     }
     let line = refused(Some(7), "32").expect("a refusal");
@@ -105,9 +86,9 @@ fn more_connections_than_the_gpus_have_are_refused_with_numbers() {
     assert!(refused(Some(31), "8").is_some() && refused(None, "32").is_none());
 }
 
-/// docs/facts/programs.md#nvshmem
+/// docs/facts/programs.md#nvshmem, docs/facts/mps-control.md#clients
 #[test]
-fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
+fn a_nodes_first_rank_is_warned_of_what_cuda_nccl_and_nvshmem_refuse() {
     let mut quarter = record(false);
     quarter.daemons[0].threads = Some("25".parse().unwrap());
     let open = record(false);
@@ -124,9 +105,16 @@ fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
         (10, Some(0), &quarter, shmem, "have 125 %"),
         (2, Some(0), &open, shmem, ""),
         (8, Some(0), &open, ("NVSHMEM", "1"), ""),
+        (1, Some(0), &open, (CONNECTIONS, "8"), "=8: a GPU takes 15 "),
+        (1, None, &open, (CONNECTIONS, " 3 "), "=3: "),
+        (1, Some(1), &open, (CONNECTIONS, "8"), ""),
+        (1, Some(0), &open, (CONNECTIONS, "2"), ""),
+        (1, Some(0), &open, (CONNECTIONS, "x"), ""),
     ] {
-        let lines = told(tasks, rank, record, set).join("\n");
+        let lookup = |name: &str| (name == set.0).then(|| set.1.to_owned());
+        let lines = warnings(record, Some(tasks), rank, &lookup).join("\n");
         assert_eq!(lines.is_empty(), warned.is_empty(), "{set:?} {tasks}");
+        assert_eq!(lines.starts_with("warning: "), !warned.is_empty());
         assert!(lines.contains(warned) && !lines.contains('\n'), "{lines}");
     }
 }
@@ -134,40 +122,28 @@ fn several_ranks_on_a_gpu_are_warned_of_what_nccl_and_nvshmem_refuse() {
 /// docs/facts/programs.md#jax
 #[test]
 fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
-    let device = |task: &Task, gpus: &[u32]| {
-        let gpus: Vec<_> = gpus.iter().map(|number| uuid(*number)).collect();
-        of_jax(task, &gpus, false)
-    };
-    let of_first = Some(Change::set(JAX_DEVICES, "0"));
-    assert_eq!(device(&task(1, 4), &[1]), of_first);
-    assert_eq!(device(&task(3, None), &[2]), of_first);
-    let has = |devices: &str| Task {
+    let has = |devices: &str, task: Task| Task {
         jax_devices: Some(devices.to_owned()),
-        ..task(1, 4)
+        ..task
     };
-    let chosen = has("0");
-    for (task, gpus) in [
-        (task(0, 4), &[1][..]),
-        (task(1, 4), &[1, 2]),
-        (Task::default(), &[1]),
-        (chosen, &[1]),
+    let of_first = || Some(Change::set(JAX_DEVICES, "0"));
+    for (task, expected) in [
+        (sees("1", task(1, 4)), of_first()),
+        (sees("2", task(3, None)), of_first()),
+        (sees("1", task(0, 4)), None),
+        (sees("1,2", task(1, 4)), None),
+        (sees("1", Task::default()), None),
+        (has("0", sees("1", task(1, 4))), None),
+        // Another job's launcher left it to a task that needs none. Any other value is its user's.
+        (
+            left_by_another(has("0", task(1, 4))),
+            Some(Change::unset(JAX_DEVICES)),
+        ),
+        (left_by_another(has("0,1", task(1, 4))), None),
     ] {
-        assert_eq!(device(&task, gpus), None, "{task:?}");
+        let found = change(&record(false), &task, JAX_DEVICES);
+        assert_eq!(found, expected, "{task:?}");
     }
-    // Another job's launcher left it to a task that needs none. Any other value is its user's own.
-    let left = |task: Task| of_jax(&task, &[uuid(1), uuid(2)], true);
-    assert_eq!(left(has("0")), Some(Change::unset(JAX_DEVICES)));
-    assert_eq!(left(has("0,1")), None);
-}
-
-#[test]
-fn a_later_rank_with_one_gpu_has_jaxs_device() {
-    let one = Task {
-        bound: true,
-        ..sees("1", task(1, 4))
-    };
-    let has = value(&record(false), &one, JAX_DEVICES);
-    assert_eq!(has.as_deref(), Some("0"));
 }
 
 #[test]
@@ -198,14 +174,16 @@ fn devices_become_uuids_under_either_numbering_and_choose_the_daemon() {
 #[test]
 fn another_jobs_variables_are_removed_and_the_users_own_stay() {
     for name in [THREADS, MEMORY] {
-        for (job, change) in [("6", Some(Change::unset(name))), ("7", None), ("", None)] {
-            let inherited_job = Some(job.to_owned()).filter(|job| !job.is_empty());
-            let task = Task {
-                inherited_job,
-                ..Task::default()
-            };
-            let mut changes = changes(&record(false), &task).into_iter();
-            assert_eq!(changes.find(|change| change.name == name), change, "{job}");
+        let of_this = Task {
+            inherited_job: Some("7".to_owned()),
+            ..Task::default()
+        };
+        for (task, expected) in [
+            (left_by_another(Task::default()), Some(Change::unset(name))),
+            (of_this, None),
+            (Task::default(), None),
+        ] {
+            assert_eq!(change(&record(false), &task, name), expected);
         }
     }
 }

@@ -257,18 +257,12 @@ mod tests {
     fn a_share_is_read_in_tenths_and_never_rounded_up() {
         assert_read::<Percent>(
             "1 -> 1
-            1.0 -> 1
-            12.5 -> 12.5
             12.59 -> 12.5
             99.99999999999999999 -> 99.9
-            100 -> 100
             100.000 -> 100
             025 -> 25
-            25% -> 25
             12.5% -> 12.5
-            0 -> below 1
             0.99 -> below 1
-            0% -> below 1
             101 -> above 100
             100.05 -> above 100
             100.00000000000000001 -> above 100
@@ -284,10 +278,7 @@ mod tests {
     #[test]
     fn an_amount_is_binary_and_whole_mebibytes() {
         assert_read::<Amount>(
-            "4G -> 4G
-            4GiB -> 4G
-            4gib -> 4G
-            900M -> 900M
+            "4gib -> 4G
             900mib -> 900M
             1.5G -> 1536M
             0.0015G -> 1M
@@ -296,12 +287,9 @@ mod tests {
             1024T -> 1024T
             25% -> 25%
             4 -> a size needs a unit
-            0G -> less than 1M
             0.5M -> less than 1M
-            3X -> unknown unit
             3K -> unknown unit
             4 G -> unknown unit
-            2GB -> decimal units are not accepted: write 2G
             4gb -> decimal units are not accepted: write 4G
             1.5mb -> decimal units are not accepted: write 1.5M
             0000000000004GB -> decimal units are not accepted

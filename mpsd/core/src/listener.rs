@@ -60,7 +60,9 @@ fn probe(path: &Path) -> nix::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::socket::{Backlog, bind, listen};
+    use nix::sys::socket::sockopt::ReceiveTimeout;
+    use nix::sys::socket::{Backlog, bind, listen, setsockopt};
+    use nix::sys::time::{TimeVal, TimeValLike as _};
     use nix::unistd::{Uid, setfsuid};
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::PermissionsExt as _;
@@ -73,10 +75,7 @@ mod tests {
     }
 
     fn of(pipe: &Path) -> Change {
-        Change {
-            name: PIPE_DIRECTORY,
-            value: Some(pipe.display().to_string()),
-        }
+        Change::set(PIPE_DIRECTORY, pipe.display().to_string())
     }
 
     #[test]
@@ -88,8 +87,7 @@ mod tests {
             assert_eq!(missing(pipe.path()), None);
             assert_eq!(expect(&[of(pipe.path())]), Ok(()));
             // Nothing waits in its backlog: the daemon has heard nothing.
-            nix::sys::socket::setsockopt(&own, nix::sys::socket::sockopt::ReceiveTimeout, &short())
-                .unwrap();
+            setsockopt(&own, ReceiveTimeout, &TimeVal::milliseconds(50)).unwrap();
             let heard = nix::sys::socket::accept(own.as_raw_fd());
             assert_eq!(heard, Err(Errno::EAGAIN));
             drop(own);
@@ -117,15 +115,10 @@ mod tests {
         assert!(line.contains(why), "{line}");
     }
 
-    fn short() -> nix::sys::time::TimeVal {
-        nix::sys::time::TimeValLike::milliseconds(50)
-    }
-
     #[test]
     fn no_pipe_directory_and_a_path_that_no_socket_can_have_prove_nothing() {
-        let (name, value) = (PIPE_DIRECTORY, None);
         assert_eq!(expect(&[]), Ok(()));
-        assert_eq!(expect(&[Change { name, value }]), Ok(()));
+        assert_eq!(expect(&[Change::unset(PIPE_DIRECTORY)]), Ok(()));
         assert_eq!(missing(Path::new(&format!("/{}", "x".repeat(200)))), None);
     }
 }

@@ -68,7 +68,7 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks > MOST_TASKS {
         return tasks;
     }
-    let all = on_each(&deal(tasks, gpus), gpus);
+    let all = crowds(&deal(tasks, gpus), gpus);
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
@@ -145,22 +145,13 @@ fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
     (0..HABITS).filter(move |habit| places[*habit] == place)
 }
 
-fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
-    let mut on_each = vec![[0; HABITS]; gpus];
-    for own in dealt {
-        (0..HABITS).for_each(|habit| on_each[own[habit]][habit] += 1);
-    }
-    on_each
-}
-
 /// The tasks on each GPU, the fullest first, by habit. The smaller of two such lists is the more
 /// even.
 fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
-    let on_each = on_each(dealt, gpus);
     std::array::from_fn(|habit| {
-        let mut crowds: Vec<usize> = on_each.iter().map(|gpu| gpu[habit]).collect();
-        crowds.sort_unstable();
-        crowds.reverse();
+        let mut crowds = vec![0; gpus];
+        dealt.iter().for_each(|own| crowds[own[habit]] += 1);
+        crowds.sort_unstable_by_key(|crowd| Reverse(*crowd));
         crowds
     })
 }

@@ -416,10 +416,6 @@ mod tests {
         RecordRead::Found(Box::new(record))
     }
 
-    fn denied() -> RecordRead {
-        RecordRead::Denied("closed".to_owned())
-    }
-
     fn steps(reads: &[(u64, RecordRead)]) -> String {
         let limit = Duration::from_secs(20);
         let mut waiting = Waiting {
@@ -445,7 +441,7 @@ mod tests {
             ("r", _) => record(RecordState::Ready, 5),
             ("f", _) => record(RecordState::Failed, 0),
             ("x", _) => record(RecordState::Refused, 9),
-            ("d", _) => denied(),
+            ("d", _) => RecordRead::Denied("closed".to_owned()),
             _ => Absent,
         };
         // Seconds and what was read then; 's9': starting, with its own limit of 9 s.

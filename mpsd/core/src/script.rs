@@ -145,12 +145,10 @@ mod tests {
         assert!(directory.contains("names CUDA_MPS_PIPE"), "{directory}");
         let mpi = "(/opt/bin/mpirun -n 4 ./prog)\nmpiexec -n 2 mpsctl exec -- ./prog\n";
         let ranked: fn(&mut Record) = |of| of.rank_threads = vec!["20".parse().unwrap(); 2];
+        let limited: fn(&mut Record) = |of| of.rank_memory = vec![vec![]; 2];
         for (change, words) in [
             (ranked, "limits by local rank"),
-            (
-                |of| of.rank_memory = vec![vec![]; 2],
-                "limits by local rank",
-            ),
+            (limited, "limits by local rank"),
             (|record| record.per_gpu = true, "MPS=per-gpu"),
             (|record| record.bind = "block".parse().ok(), "MPS_BIND"),
         ] {
@@ -158,13 +156,7 @@ mod tests {
             let remedy = "-n N mpsctl exec -- PROGRAM";
             assert!(line.contains(words) && line.contains(remedy), "{line}");
         }
-        let values = [
-            "$SLURM_JOB_GPUS",
-            "\"1,2\"",
-            "2 ./prog",
-            "$(cat $PBS_GPUFILE)",
-        ];
-        for value in values {
+        for value in ["$SLURM_JOB_GPUS", "\"1,2\"", "2 ./prog"] {
             let line = plain(&format!("export CUDA_VISIBLE_DEVICES={value}\n"));
             assert!(line.contains("its GPUs are 0 to 1"), "{line}");
         }

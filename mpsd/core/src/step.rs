@@ -176,16 +176,12 @@ mod tests {
         match of_step(job, &request(step)) {
             Ok(own) if own == *job => "as its job".to_owned(),
             Ok(own) => {
-                let threads: Vec<String> =
+                let mut all: Vec<String> =
                     own.rank_threads.iter().map(ToString::to_string).collect();
-                let memory = own
-                    .rank_memory
-                    .iter()
-                    .flatten()
-                    .map(|(_, mib)| format!("{mib}M"));
-                let bind = own.bind.map(|bind| format!("{bind} {}", own.names()));
-                let all = threads.into_iter().chain(memory).chain(bind);
-                all.collect::<Vec<_>>().join(" ")
+                let memory = own.rank_memory.iter().flatten();
+                all.extend(memory.map(|(_, mib)| format!("{mib}M")));
+                all.extend(own.bind.map(|bind| format!("{bind} {}", own.names())));
+                all.join(" ")
             }
             Err(refusal) => refusal.to_string(),
         }
@@ -228,31 +224,25 @@ mod tests {
         ranked.daemons[0].threads = None;
         ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
         ranked.rank_memory = vec![vec![(uuid(1), 2048)], vec![(uuid(1), 3072)]];
+        let mut shared = record(JOB);
+        shared.shared = true;
         let jobs = [
             ("plain", plain),
             ("free", free),
             ("together", record("MPS=on,MPS_MEM=job=4G")),
             ("ranked", ranked),
-            (
-                "shared",
-                Record {
-                    shared: true,
-                    ..record(JOB)
-                },
-            ),
+            ("shared", shared),
         ];
         let table = "
             plain  MPS_BIND=cyclic,MPS_VISIBLE=ordinal -> cyclic ordinal
             plain  MPS_THREADS=50,MPS_MEM=4G -> as its job
             plain  MPS=on                    -> as its job
-            plain  MPS_MEM=4G                -> as its job
             together MPS_MEM=job=4G          -> as its job
             together MPS_MEM=job=2G          -> --mps-mem=job=2G: a step of a job with MPS takes a size
             plain  MPS_THREADS=25,MPS_MEM=1G:2G -> 25 1024M 2048M
             free   MPS_THREADS=90,MPS_MEM=70G   -> 90 71680M
             ranked MPS_THREADS=20:60         -> 20 60 2048M 3072M
             free   MPS_MEM=80G                  -> 81920M
-            free   MPS_MEM=999G              -> --mps-mem=999G: GPU 1 has 81920M
             free   MPS_MEM=1G:81G            -> --mps-mem=1G:81G: GPU 1 has 81920M
             plain  MPS_THREADS=80            -> --mps-threads=80: the job's MPS gives 50
             plain  MPS_MEM=5G                -> --mps-mem=5G: the job's MPS gives 4096M of GPU 1
@@ -264,7 +254,6 @@ mod tests {
             shared MPS=own                   -> --mps=own: the job shares its MPS
             shared MPS=on                    -> as its job
             ranked MPS_MEM=3G:3G             -> --mps-mem=3G:3G: the job's MPS gives 2048M of GPU 1
-            ranked MPS_THREADS=50            -> --mps-threads=50: the job's MPS gives 30
             ranked MPS_THREADS=20:60:40      -> --mps-threads=20:60:40: the job's MPS gives 30";
         for row in table.trim().lines() {
             let (step, expected) = row.split_once("->").unwrap();

@@ -8,10 +8,6 @@ fn message(path: &Path) -> String {
     open_trusted(path).unwrap_err().to_string()
 }
 
-fn place() -> tempfile::TempDir {
-    tempfile::tempdir().unwrap()
-}
-
 #[test]
 fn programs_of_the_system_are_trusted_through_their_links() {
     let shell = open_trusted(Path::new("/bin/sh")).unwrap();
@@ -22,7 +18,7 @@ fn programs_of_the_system_are_trusted_through_their_links() {
 
 #[test]
 fn relative_and_looping_links_are_followed_to_their_end() {
-    let place = place();
+    let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     std::fs::create_dir(at("lib")).unwrap();
     std::fs::write(at("lib/lib.so.580"), b"elf").unwrap();
@@ -46,7 +42,7 @@ fn relative_and_looping_links_are_followed_to_their_end() {
 
 #[test]
 fn what_others_could_have_put_there_is_refused() {
-    let place = place();
+    let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     let file = at("dir/file");
     let mode = |path: &Path, mode| {

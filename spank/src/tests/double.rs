@@ -25,7 +25,6 @@ pub const INTERACTIVE: u32 = 0xffff_fffa;
 
 pub type Env = BTreeMap<String, String>;
 
-/// Slurm in one context.
 pub struct SlurmDouble {
     pub context: Context,
     pub items: BTreeMap<Item, u32>,
@@ -33,7 +32,6 @@ pub struct SlurmDouble {
     pub process_env: Env,
     pub script_env: Env,
     pub command_line: Vec<String>,
-    /// The command of the step, or the path of the batch script.
     pub step_command: Vec<String>,
     pub task_prolog: Option<String>,
     /// Slurm's own options that were given; at first a GPU. `None`: Slurm does not say.
@@ -45,13 +43,14 @@ pub struct SlurmDouble {
 
 impl SlurmDouble {
     pub fn new(context: Context) -> Self {
+        let ids = [
+            (Item::JobId, 4711),
+            (Item::JobUid, 1000),
+            (Item::JobGid, 100),
+        ];
         let slurm = Self {
             context,
-            items: BTreeMap::from([
-                (Item::JobId, 4711),
-                (Item::JobUid, 1000),
-                (Item::JobGid, 100),
-            ]),
+            items: ids.into(),
             job_env: Env::new(),
             process_env: Env::new(),
             script_env: Env::new(),
@@ -93,16 +92,12 @@ impl SlurmDouble {
         self
     }
 
-    /// With these options of Slurm's own.
     pub fn given(mut self, options: &[(&str, &str)]) -> Self {
-        let options = options
-            .iter()
-            .map(|(name, value)| ((*name).into(), (*value).into()));
-        self.given = Some(options.collect());
+        let owned = |(name, value): &(&str, &str)| ((*name).into(), (*value).into());
+        self.given = Some(options.iter().map(owned).collect());
         self
     }
 
-    /// In job_prolog these flags were given.
     pub fn asking(mut self, flags: &str) -> Self {
         self.options = parse_flags(flags);
         self
@@ -126,17 +121,14 @@ impl SlurmDouble {
 /// Flags as on a command line without the dashes: `mps mps-threads=25`.
 fn parse_flags(flags: &str) -> Vec<(Key, Option<String>)> {
     let flag = |word: &str| {
-        let (name, value) = match word.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (word, None),
-        };
-        let key = Key::ALL.into_iter().find(|key| key.row().flag() == name);
-        (key.expect("a flag of ours"), value)
+        let (name, value) = word.split_once('=').unzip();
+        let is_it = |key: &Key| key.row().flag() == name.unwrap_or(word);
+        let key = Key::ALL.into_iter().find(is_it);
+        (key.expect("a flag of ours"), value.map(str::to_owned))
     };
     flags.split_whitespace().map(flag).collect()
 }
 
-/// One process with the plugin in it.
 pub struct Process<'a> {
     pub slurm: SlurmDouble,
     pub node: &'a NodeDouble,
@@ -145,7 +137,6 @@ pub struct Process<'a> {
 }
 
 impl<'a> Process<'a> {
-    /// Before the first callback.
     pub fn new(slurm: SlurmDouble, node: &'a NodeDouble, line: &str) -> Self {
         Self {
             slurm,
@@ -239,11 +230,8 @@ impl Slurm for SlurmDouble {
         self.registered.push(key);
     }
     fn option(&self, key: Key) -> Option<Option<String>> {
-        assert_eq!(
-            self.context,
-            Context::JobScript,
-            "getopt answers N/A elsewhere"
-        );
+        let is_here = self.context == Context::JobScript;
+        assert!(is_here, "getopt answers N/A elsewhere");
         let found = self.options.iter().find(|(k, _)| *k == key);
         found.map(|(_, argument)| argument.clone())
     }
@@ -269,7 +257,6 @@ pub struct NodeDouble {
     /// Why a task cannot read them.
     pub unreadable: Option<String>,
     pub answer: Option<ProgramResult>,
-    /// The record that `mps-prologue` leaves.
     pub leaves: Option<Record>,
     pub ran: RefCell<Vec<Program>>,
     pub directories: Vec<&'static str>,
@@ -280,11 +267,8 @@ pub struct NodeDouble {
     pub observations: Option<Observations>,
     pub killed: RefCell<Vec<KilledTask>>,
     pub oom_kills: u64,
-    /// Of records.
     pub reads: Cell<u32>,
-    /// The task's container hides the job's directory.
     pub hides: bool,
-    /// Scripts by their paths.
     pub texts: BTreeMap<&'static str, &'static str>,
     /// Control daemons that have ended, by their pipe directories.
     pub ended: Vec<&'static str>,
@@ -298,12 +282,10 @@ impl NodeDouble {
         }
     }
 
-    /// A node on which job 4711 has its MPS.
     pub fn ready() -> Self {
         Self::new().with_record(record("4711", RecordState::Ready))
     }
 
-    /// A node without a usable configuration.
     pub fn broken() -> Self {
         Self::default()
     }
@@ -318,16 +300,13 @@ impl NodeDouble {
         self
     }
 
-    /// A node whose configuration holds `keys` of `[slurm]`.
     pub fn under(keys: &str) -> Self {
-        let settings = Settings::parse(&format!("[slurm]\n{keys}"), "n1").unwrap();
-        Self {
-            settings: Some(settings),
-            ..Self::default()
-        }
+        let mut node = Self::new();
+        node.settings = Settings::parse(&format!("[slurm]\n{keys}"), "n1").ok();
+        assert!(node.settings.is_some(), "{keys}");
+        node
     }
 
-    /// The words of the only program that ran.
     pub fn words(&self) -> String {
         let ran = self.ran.borrow();
         assert_eq!(ran.len(), 1, "{ran:?}");
@@ -339,7 +318,6 @@ impl NodeDouble {
     }
 }
 
-/// The result of a program that ended with `code` and wrote `lines`.
 pub fn ended(code: i32, lines: &str) -> ProgramResult {
     ProgramResult {
         code: Ok(code),
@@ -348,9 +326,7 @@ pub fn ended(code: i32, lines: &str) -> ProgramResult {
 }
 
 pub fn path_of(record: &Record) -> PathBuf {
-    Paths::new("/run/mpsd", "/var/lib/mpsd")
-        .job(&record.job)
-        .record()
+    Paths::new("/run/mpsd", "/none").job(&record.job).record()
 }
 
 /// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
@@ -365,8 +341,7 @@ pub fn record(job: &str, state: RecordState) -> Record {
         pipe: format!("/run/mpsd/jobs/{job}/pipe").into(),
         log: format!("/run/mpsd/jobs/{job}/log").into(),
         threads: "50".parse().ok(),
-        memory: Vec::new(),
-        priority: None,
+        ..Daemon::default()
     }];
     record
 }
@@ -378,11 +353,9 @@ impl Node for NodeDouble {
     }
     fn run(&self, program: &Program) -> ProgramResult {
         self.ran.borrow_mut().push(program.clone());
-        if let Some(record) = &self.leaves {
-            self.records
-                .borrow_mut()
-                .insert(path_of(record), record.clone());
-        }
+        let leaves = self.leaves.iter();
+        let leaves = leaves.map(|record| (path_of(record), record.clone()));
+        self.records.borrow_mut().extend(leaves);
         self.answer.clone().unwrap_or_else(|| ended(0, ""))
     }
     fn has_directories(&self, _: &Path, job: &JobId) -> bool {
@@ -419,28 +392,24 @@ impl Node for NodeDouble {
             let pipe = change.value.as_deref().unwrap_or_default();
             change.name == environment::PIPE_DIRECTORY && self.ended.contains(&pipe)
         };
-        match changes.iter().any(is_ended) {
-            true => Err(listener::ended("recorded").to_string()),
-            false => Ok(()),
-        }
+        let ended = changes.iter().find(|change| is_ended(change));
+        ended.map_or(Ok(()), |_| Err(listener::ended("recorded").to_string()))
     }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         self.reads.set(self.reads.get() + 1);
         Ok(self.records.borrow().get(path).cloned())
     }
     fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
-        self.unreadable
-            .clone()
-            .map_or_else(|| self.record(path), Err)
+        let why = self.unreadable.clone();
+        why.map_or_else(|| self.record(path), Err)
     }
     fn text_of(&self, path: &Path) -> Option<String> {
         let text = self.texts.get(path.to_str()?)?;
         Some((*text).to_owned())
     }
     fn write_record(&self, path: &Path, record: &Record) -> Result<(), String> {
-        self.records
-            .borrow_mut()
-            .insert(path.to_owned(), record.clone());
+        let (path, record) = (path.to_owned(), record.clone());
+        self.records.borrow_mut().insert(path, record);
         Ok(())
     }
 }

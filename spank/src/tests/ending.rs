@@ -41,8 +41,8 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
         assert_eq!(told(&process), [line]);
     }
     // Also of a daemon of the step's own.
-    let node =
-        NodeDouble::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
+    let of_step = Some(record("4711.3", RecordState::Ready));
+    let node = NodeDouble::new().answering(ended(0, ""), of_step);
     let mut process = begin(SlurmDouble::step(3), &node, "mps");
     exit(&mut process, &[256]);
     assert_eq!(told(&process).len(), 1);
@@ -53,8 +53,7 @@ fn a_job_that_its_site_brought_in_reads_nothing_unless_its_step_asks() {
     for (flags, lines) in [("", 0), ("mps", 2)] {
         let mut of_site = record("4711", RecordState::Ready);
         (of_site.by_site, of_site.report) = (Some(BySite::default()), true);
-        let mut node = NodeDouble::under("").with_record(of_site);
-        node.settings.as_mut().unwrap().defaults.report = Some(true);
+        let mut node = NodeDouble::new().with_record(of_site);
         node.observations = Some(Observations::default());
         let mut process = begin(SlurmDouble::step(0), &node, flags);
         exit(&mut process, &[0, 0, 256, 9]);
@@ -98,7 +97,6 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
         own.report = true;
         let mut node = NodeDouble::new().with_record(own);
         node.observations = Some(Observations::default());
-        node.settings.as_mut().unwrap().defaults.report = Some(true);
         let slurm = SlurmDouble::step(0).with(Item::JobUid, uid);
         let slurm = slurm.with(Item::TaskPid, 8349);
         let mut process = begin(slurm, &node, flags);
@@ -228,10 +226,7 @@ fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
             signal,
             oom_kills,
         };
-        assert_eq!(
-            *node.killed.borrow(),
-            [noted(3, 9, 3), noted(6, 11, 0)],
-            "{step}"
-        );
+        let expected = [noted(3, 9, 3), noted(6, 11, 0)];
+        assert_eq!(*node.killed.borrow(), expected, "{step}");
     }
 }

@@ -36,37 +36,33 @@ fn unneeded(request: &str) -> Record {
 #[test]
 fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
     let auto = || Some(unneeded("MPS=auto"));
-    let limited = || Some(unneeded("MPS=auto,MPS_THREADS=25"));
+    let limited = Some(unneeded("MPS=auto,MPS_THREADS=25"));
     let flags_of_step = "mps=auto mps-mem=4G";
     let (of_step, all) = (Some("MPS=auto,MPS_MEM=4G"), Some("MPS=auto,MPS_THREADS=25"));
-    for (tasks, gpus, of_job, line, flags, request) in [
-        (2, "2", auto(), "", "", Some("MPS=auto")),
-        (2, "2", auto(), "", flags_of_step, of_step),
-        (2, "2", None, "", "mps=auto", Some("MPS=auto")),
-        (3, "0,1", limited(), "", "", all),
+    for (tasks, gpus, of_job, flags, request) in [
+        (2, "2", auto(), "", Some("MPS=auto")),
+        (2, "2", auto(), flags_of_step, of_step),
+        (2, "2", None, "mps=auto", Some("MPS=auto")),
+        (3, "0,1", limited, "", all),
         // No GPU has two of its tasks, or it has none.
-        (1, "2", auto(), "", "", None),
-        (2, "0,1", auto(), "", "mps=auto", None),
-        (2, "", auto(), "", "", None),
-        (1, "2", None, "", "mps=auto", None),
+        (1, "2", auto(), "", None),
+        (2, "0,1", auto(), "mps=auto", None),
+        (2, "", auto(), "", None),
+        (1, "2", None, "mps=auto", None),
         // The step's own word counts.
-        (2, "2", auto(), "", "mps=off", None),
-        (1, "2", auto(), "", "mps", Some("MPS=per-node")),
-        // No request.
-        (2, "2", None, "", "", None),
+        (2, "2", auto(), "mps=off", None),
+        (1, "2", auto(), "mps", Some("MPS=per-node")),
     ] {
-        let node = of_job
-            .into_iter()
-            .fold(NodeDouble::new(), NodeDouble::with_record);
+        let none = NodeDouble::new();
+        let node = of_job.into_iter().fold(none, NodeDouble::with_record);
         let slurm = SlurmDouble::step(3).with(Item::LocalTasks, tasks);
         let slurm = slurm.job("SLURM_STEP_GPUS", gpus);
-        let (mut process, _) = Process::begin(slurm, &node, line, flags);
+        let (mut process, _) = Process::begin(slurm, &node, "", flags);
         let what = format!("{tasks} tasks on '{gpus}' {flags}");
         assert_eq!(node.nothing_ran(), request.is_none(), "{what}");
         if let Some(request) = request {
             let words = node.words();
-            let is_right = words.contains(&format!("--request {request} "));
-            assert!(is_right, "{what}: {words}");
+            assert!(words.contains(&format!("--request {request} ")), "{words}");
         }
         assert_eq!(process.state.step.has_mps, request.is_some(), "{what}");
         assert_eq!(process.state.step.failure, None, "{what}");
@@ -79,19 +75,18 @@ fn under_auto_a_step_with_more_tasks_than_gpus_gets_its_own() {
 #[test]
 fn no_other_step_starts_or_ends_anything() {
     const EXTERN: u32 = 0xffff_fffc;
-    for (step, het, has_mps, line, flags, why) in [
-        (0, "", false, "", "", ""),
-        (0, "", false, "", "mps=off", ""),
-        (EXTERN, "", false, "", "mps", ""),
-        (BATCH, "", false, "", "mps", ""),
-        (INTERACTIVE, "", false, "", "mps", ""),
-        (0, "", true, "", "mps", ""),
-        (0, "2", false, "", "mps", ""),
-        (0, "", false, "", "mps=evil", "--mps=evil"),
+    for (step, het, node, flags, why) in [
+        (0, "", NodeDouble::new(), "", ""),
+        (0, "", NodeDouble::new(), "mps=off", ""),
+        (EXTERN, "", NodeDouble::new(), "mps", ""),
+        (BATCH, "", NodeDouble::new(), "mps", ""),
+        (INTERACTIVE, "", NodeDouble::new(), "mps", ""),
+        (0, "", NodeDouble::ready(), "mps", ""),
+        (0, "2", NodeDouble::new(), "mps", ""),
+        (0, "", NodeDouble::new(), "mps=evil", "--mps=evil"),
     ] {
-        let node = [NodeDouble::new, NodeDouble::ready][usize::from(has_mps)]();
         let slurm = SlurmDouble::step(step).job("SLURM_HET_SIZE", het);
-        let (mut process, _) = Process::begin(slurm, &node, line, flags);
+        let (mut process, _) = Process::begin(slurm, &node, "", flags);
         process.call(Callback::Exit);
         assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
         let failure = process.state.step.failure.unwrap_or_default();
@@ -137,12 +132,11 @@ fn a_task_whose_container_hides_its_mps_does_not_start() {
         assert_eq!(process.call(Callback::TaskInit), verdict);
         assert!(node.nothing_ran());
         let errors = process.slurm.errors();
-        let is_told =
-            |line: &String| line.contains("/pipe'") && line.contains("job 4711: not started on n1");
-        assert!(
-            errors.len() == lines && errors.iter().all(is_told),
-            "{errors:?}"
-        );
+        assert_eq!(errors.len(), lines, "{errors:?}");
+        for line in errors {
+            let begin = "job 4711: not started on n1";
+            assert!(line.starts_with(begin) && line.contains("/pipe'"), "{line}");
+        }
     }
 }
 

