@@ -159,7 +159,6 @@ fn last_words(
     }
 }
 
-/// Whether this is the script, or a step that no script began.
 fn ends_job(slurm: &dyn Slurm) -> bool {
     match step::kind(slurm) {
         Some(StepKind::Step(_)) => !step::is_of_script(slurm),

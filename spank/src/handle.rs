@@ -26,8 +26,7 @@ pub enum Context {
     Unknown,
 }
 
-/// A number of 32 bits that Slurm knows of the job, step or task, by its place in `enum spank_item`
-/// (spank.h).
+/// A number that Slurm knows of the job, step or task, by its place in `enum spank_item` (spank.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
     JobUid = 0,
@@ -36,11 +35,9 @@ pub enum Item {
     JobId = 2,
     /// Also numbers that are no step: [`crate::step`].
     StepId = 3,
-    /// Tasks of the step on this node.
     LocalTasks = 6,
     /// The task's rank on this node; in task hooks only, as the three below.
     TaskId = 11,
-    /// The task's rank in the step.
     TaskGlobalId = 12,
     /// As wait(2) says; in `task_exit` only.
     TaskExitStatus = 13,
@@ -71,7 +68,7 @@ pub trait Slurm {
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
     /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; only in what submits.
     fn set_job_control_env(&mut self, name: &str, value: Option<&str>);
-    /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
+    /// Of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
     /// The command of this step, or the path of the batch script; in slurmstepd only.
     fn step_command(&self) -> Vec<String>;
@@ -134,7 +131,6 @@ pub trait Node {
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// Waits while the record says `starting`: as long as it says itself, else for `limit`.
     fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String>;
-    /// The text of a script or program; `None`: it is none, or cannot be read.
     fn text_of(&self, path: &Path) -> Option<String>;
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
     fn write_record(&self, path: &Path, record: &Record) -> Result<(), String>;
@@ -143,7 +139,6 @@ pub trait Node {
     fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
     /// For the job's report, which lacks the task after a failure; root only.
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;
-    /// How many processes of this job the kernel's out-of-memory killer has ended.
     fn oom_kills(&self) -> Option<u64>;
     /// By slurmstepd's cgroup: a user may have set `SLURM_JOB_SLUID` in the step's environment.
     fn sluid(&self) -> Option<String>;

@@ -139,7 +139,7 @@ pub fn settings(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) -> Result<
     node.settings(&line.config, name.as_deref())
 }
 
-/// What slurmd says of the job. The programs get nothing else of this process's environment.
+/// The programs get nothing else of this process's environment.
 fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
     let others = [submission::SUBMITTER_IN_PROLOG, VISIBLE_DEVICES, THREADS];
     let mut environment = slurm.all_process_env();
@@ -166,7 +166,7 @@ pub fn program(
     }
 }
 
-/// Runs a program for `owner`, a job or step, and logs what it wrote, or why it wrote nothing.
+/// `owner`: a job or step.
 pub fn run(slurm: &dyn Slurm, node: &dyn Node, owner: &str, program: &Program) -> ProgramResult {
     let result = node.run(program);
     let level = match result.code {
@@ -196,8 +196,7 @@ pub fn failure(result: &ProgramResult) -> Option<String> {
     }
 }
 
-/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows
-/// already.
+/// Without the program's name and its job, which the reader knows already.
 fn unprefixed(line: &str) -> String {
     let mut names = ["mps-prologue: ", "mps-epilogue: "].iter();
     let named = names.find_map(|name| line.strip_prefix(name));

@@ -18,7 +18,6 @@ pub struct PluginState {
     pub step: StepState,
 }
 
-/// What slurmstepd knows of its step.
 #[derive(Debug, Default)]
 pub struct StepState {
     /// Read as root; `None` in steps that do not need it.
@@ -35,7 +34,6 @@ pub struct StepState {
     pub left_out: Option<String>,
     /// How many GPUs it has, if Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
-    /// On this node.
     pub ended_tasks: u32,
     pub has_told: bool,
 }

@@ -26,11 +26,10 @@ const INTERACTIVE: u32 = 0xffff_fffa;
 pub enum StepKind {
     /// The job's own script or shell.
     Job,
-    /// A step of srun.
     Step(u32),
 }
 
-/// The kind of the step of this slurmstepd; `None`: it has no task of the user.
+/// `None`: it has no task of the user.
 pub fn kind(slurm: &dyn Slurm) -> Option<StepKind> {
     match slurm.item(Item::StepId)? {
         EXTERN => None,
@@ -39,7 +38,7 @@ pub fn kind(slurm: &dyn Slurm) -> Option<StepKind> {
     }
 }
 
-/// Whether this is the batch script itself, before which no task prolog of the user runs.
+/// No task prolog of the user runs before the batch script.
 pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }

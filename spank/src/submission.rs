@@ -15,8 +15,6 @@ const SUBMITTER: &str = "MPS_SUBMIT";
 pub const SUBMITTER_IN_PROLOG: &str = "SPANK_MPS_SUBMIT";
 pub const SRUN: &str = "srun";
 pub const STEP: &str = "step";
-const SBATCH: &str = "sbatch";
-const SALLOC: &str = "salloc";
 
 /// Tells job_prolog what the job of a step asked for: without PrologFlags the step may be the first
 /// of its job on the node. The user can write it, like the flags.
@@ -24,14 +22,12 @@ const OF_JOB: &str = "MPS_JOB";
 pub const OF_JOB_IN_PROLOG: &str = "SPANK_MPS_JOB";
 pub const OFF: &str = "off";
 
-/// What a job has in its environment: each of Slurm's submitting commands sets the first three,
-/// this plugin the last.
+/// Each of Slurm's submitting commands sets the first three for a job, this plugin the last.
 const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", JOB];
 /// An allocation hands a variable for the prolog to its steps with this prefix.
 const HANDED_ON: &str = "SLURM_SPANK_";
 
-/// Options of Slurm's that give a job GPUs, or may: a partition's jobs may have whole nodes, and
-/// `--jobid` makes a step.
+/// They may give a job GPUs: a partition's jobs may have whole nodes, and `--jobid` makes a step.
 pub const MAY_GIVE_GPUS: [&CStr; 13] = [
     c"gpus",
     c"gpus-per-node",
@@ -118,8 +114,7 @@ fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
     Flags::from_fn(|key| variable(key).map(Some)).request()
 }
 
-/// `init_post_opt` of the submitting command. A refusal ends the process, because under `optional`
-/// Slurm would submit.
+/// A refusal ends the process, because under `optional` Slurm would submit.
 pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     // A step from outside its job does not have the job's flags. On the node the job's record tells
     // whether it has MPS.
@@ -134,8 +129,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         return Verdict::Continue;
     }
     let (by, of_job) = match slurm.context() {
-        Context::Allocator if slurm.is_batch() => (SBATCH, None),
-        Context::Allocator => (SALLOC, None),
+        Context::Allocator if slurm.is_batch() => ("sbatch", None),
+        Context::Allocator => ("salloc", None),
         _ if slurm.process_env("SLURM_JOB_ID").is_none() => (SRUN, None),
         _ => (STEP, Some(of_allocation(slurm).unwrap_or_default())),
     };

@@ -283,7 +283,6 @@ impl NewTask<'_> {
         self.slurm.job_env(name)
     }
 
-    /// The record of the job, else of the step; one that is still `starting` is waited for.
     fn record(&self, settings: &Settings) -> Result<Option<Record>, String> {
         let of = |job: &JobId| {
             let path = settings.paths.job(job).record();

@@ -89,7 +89,7 @@ fn is_ours(path: &str) -> bool {
     Path::new(path).file_name() == Some(PROGRAM.as_ref())
 }
 
-/// Tells `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
+/// The plugin has seen this task. No other task has the same mark.
 pub fn mark(slurm: &dyn Slurm) -> Change {
     let of = |name| slurm.job_env(name).unwrap_or_default();
     let (node, pid) = (of("SLURMD_NODENAME"), of("SLURM_TASK_PID"));

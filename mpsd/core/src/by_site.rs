@@ -3,7 +3,7 @@
 //! reason goes to the node's log and to `mpsctl status`.
 
 use super::environment::{
-    ALL_CONNECTIONS, CONNECTIONS, JOB, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
+    ALL_CONNECTIONS, CONNECTIONS, JOB, Lookup, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
 };
 use super::gpu::GpuUuid;
 pub use super::record::BySite;
@@ -21,8 +21,8 @@ const OWN: [&str; 3] = ["nvidia-cuda-mps", "CUDA_MPS_", CONNECTIONS];
 /// A script without one of these may start any number of programs.
 const LAUNCHERS: [&str; 3] = ["mpirun", "mpiexec", "orterun"];
 
-/// The text of a script or program; `None`: it cannot be read, or is no text. Its writer may be the
-/// job's user, so a link is not followed, and nothing is waited for.
+/// `None`: unreadable, or no text. Its writer may be the job's user: no link is followed, and
+/// nothing is waited for.
 pub fn text_of(path: &Path) -> Option<String> {
     // To open a FIFO would wake its writer.
     if !path.symlink_metadata().ok()?.is_file() {
@@ -38,19 +38,16 @@ pub fn text_of(path: &Path) -> Option<String> {
     (!bytes.contains(&0)).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Why a job with this batch script is left out.
 pub fn of_script(text: &str) -> Option<String> {
     by_words(text).or_else(|| without_ranks(text))
 }
 
-/// Why a script, or a program that is text, handles MPS itself; `None`: it does not.
 pub fn by_words(text: &str) -> Option<String> {
     let named = OWN.into_iter().find(|word| text.contains(word))?;
     Some(format!("its script names {named}"))
 }
 
-/// Why the programs that a batch script starts by itself have no MPS; `None`: an MPI launcher
-/// starts them.
+/// `None`: an MPI launcher starts its programs.
 pub fn without_ranks(text: &str) -> Option<String> {
     let is_launched = LAUNCHERS.iter().any(|name| text.contains(name));
     let names = LAUNCHERS.join(", ");
@@ -59,11 +56,7 @@ pub fn without_ranks(text: &str) -> Option<String> {
 }
 
 /// Why a step or script with this environment is left out, before its GPUs are looked at.
-pub fn by_environment(
-    record: &Record,
-    tasks: Option<u32>,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Option<String> {
+pub fn by_environment(record: &Record, tasks: Option<u32>, lookup: Lookup<'_>) -> Option<String> {
     let by_site = record.by_site?;
     let is_ours = |own: &str| lookup(JOB).is_some_and(|job| is_of_job(own, &job));
     if lookup(PIPE_DIRECTORY).is_some_and(|own| !is_ours(&own)) {
@@ -74,7 +67,7 @@ pub fn by_environment(
 }
 
 /// Each task may open any of the GPUs, so all of them must fit on one.
-fn too_many(tasks: u32, clients: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+fn too_many(tasks: u32, clients: u32, lookup: Lookup<'_>) -> Option<String> {
     let set = lookup(CONNECTIONS).and_then(|text| text.trim().parse::<u32>().ok());
     let each = set.unwrap_or(USUAL_CONNECTIONS).max(1);
     let most = clients.min(ALL_CONNECTIONS / each);

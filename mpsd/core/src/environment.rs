@@ -41,11 +41,10 @@ const SHMEM: [&str; 4] = [
 ];
 /// The job of a task's MPS, which tells what the task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// What we set `CUDA_VISIBLE_DEVICES` to, and after a colon what it was, if it was set: `qsub -V`
-/// carries ours into a job that without MPS would have the one before.
+/// Our `CUDA_VISIBLE_DEVICES`, and after a colon the one before, if any: `qsub -V` carries ours
+/// into a job that would have the other without MPS.
 pub const DEVICES: &str = "MPSD_DEVICES";
-/// Each launcher's local rank and number of ranks. Slurm is last: an MPI launcher inside a step
-/// inherits the step's.
+/// Of each launcher. Slurm is last: an MPI launcher inside a step inherits the step's.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -57,13 +56,16 @@ pub const OF_SLURM: &str = "SLURM_LOCALID";
 /// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
-/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; steps above it are a batch script, an interactive shell
-/// and the like.
+/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; above it are batch scripts, interactive shells and the
+/// like.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
+
+/// Finds a variable's value in the environment of a process.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The rank of the process with this environment, and its launcher's variable. A batch script has
 /// Slurm's number too, which its programs inherit.
-pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
+pub fn rank(lookup: Lookup<'_>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
     // On 26.05 a batch script and an interactive shell have a negative number
     // (docs/facts/slurm.md#environment-of-a-task).
@@ -82,7 +84,7 @@ pub fn warnings(
     record: &Record,
     tasks: Option<u32>,
     rank: Option<u32>,
-    lookup: &dyn Fn(&str) -> Option<String>,
+    lookup: Lookup<'_>,
 ) -> Vec<String> {
     if rank.unwrap_or(0) != 0 {
         return Vec::new();
@@ -107,7 +109,7 @@ fn tasks_on_a_gpu(record: &Record, tasks: Option<u32>) -> u32 {
 pub fn expect_connections(
     record: &Record,
     tasks: Option<u32>,
-    lookup: &dyn Fn(&str) -> Option<String>,
+    lookup: Lookup<'_>,
 ) -> Result<(), Refusal> {
     let Some((each, fit)) = connections_of(lookup) else {
         return Ok(());
@@ -127,27 +129,27 @@ pub fn expect_connections(
 }
 
 /// Connections of each client, if more than usual, and how many such clients a GPU takes.
-fn connections_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
+fn connections_of(lookup: Lookup<'_>) -> Option<(u32, u32)> {
     let each: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
     let each = each.min(MOST_CONNECTIONS);
     (each > USUAL_CONNECTIONS).then_some((each, ALL_CONNECTIONS / each))
 }
 
 /// A single task may start others.
-fn connections(tasks: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+fn connections(tasks: Option<u32>, lookup: Lookup<'_>) -> Option<String> {
     let (each, fit) = connections_of(lookup).filter(|_| tasks.unwrap_or(1) == 1)?;
     Some(format!(
         "{CONNECTIONS}={each}: a GPU takes {fit} MPS clients that hold as many connections each; others get error 809 or 2"
     ))
 }
 
-fn multicast(each: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+fn multicast(each: u32, lookup: Lookup<'_>) -> Option<String> {
     (each > 1 && lookup(NCCL_MULTICAST)?.trim() == "1").then(|| {
         format!("{NCCL_MULTICAST}=1: NCCL aborts if several ranks of a communicator share a GPU; allowed: 0, or a GPU for each rank")
     })
 }
 
-fn shmem(record: &Record, each: u32, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+fn shmem(record: &Record, each: u32, lookup: Lookup<'_>) -> Option<String> {
     let named = SHMEM.into_iter().find(|name| lookup(name).is_some())?;
     let daemons = record.daemons.iter().filter_map(|daemon| daemon.threads);
     let percent = record.rank_threads.iter().copied().chain(daemons).max();
@@ -204,10 +206,10 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
 }
 
 /// Slurm's `none` counts too, unless the job asks us to bind every task.
-pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+pub fn is_bound_by_slurm(record: &Record, lookup: Lookup<'_>) -> bool {
     let binds_all = record.bind.is_some_and(Bind::is_for_all);
-    lookup(OF_SRUN)
-        .is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
+    let word = lookup(OF_SRUN).unwrap_or_default();
+    word.contains("gpu:") && !(binds_all && word.contains("none"))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -285,23 +287,17 @@ pub type Visible = Option<String>;
 
 impl Task {
     pub fn sees(&self, devices: String) -> impl Iterator<Item = Change> + use<> {
-        let before = |before: &Visible| match before {
-            Some(before) => format!("{devices}:{before}"),
-            None => devices.clone(),
-        };
-        let mark = self.without_mps.as_ref().map(before);
-        let mark = mark.map(|mark| Change::set(DEVICES, mark));
-        [Change::set(VISIBLE_DEVICES, devices)]
-            .into_iter()
-            .chain(mark)
+        let mark = self.without_mps.as_ref().map(|before| match before {
+            Some(before) => Change::set(DEVICES, format!("{devices}:{before}")),
+            None => Change::set(DEVICES, devices.clone()),
+        });
+        let list = [Change::set(VISIBLE_DEVICES, devices)];
+        list.into_iter().chain(mark)
     }
 }
 
 /// The list without our MPS; `scheduled` is the scheduler's own for this job, maybe the same.
-pub fn devices_without_mps(
-    lookup: &dyn Fn(&str) -> Option<String>,
-    scheduled: &dyn Fn() -> Visible,
-) -> Visible {
+pub fn devices_without_mps(lookup: Lookup<'_>, scheduled: &dyn Fn() -> Visible) -> Visible {
     let own = lookup(VISIBLE_DEVICES);
     let Some(mark) = lookup(DEVICES) else {
         return own;
@@ -315,10 +311,7 @@ pub fn devices_without_mps(
 }
 
 /// Takes back the list of GPUs that the MPS of another job left, as [`strip_inherited`].
-pub fn strip_devices(
-    lookup: &dyn Fn(&str) -> Option<String>,
-    scheduled: &dyn Fn() -> Visible,
-) -> Vec<Change> {
+pub fn strip_devices(lookup: Lookup<'_>, scheduled: &dyn Fn() -> Visible) -> Vec<Change> {
     if lookup(DEVICES).is_none() {
         return Vec::new();
     }
@@ -329,10 +322,7 @@ pub fn strip_devices(
 }
 
 /// Removes what another job's MPS left (`sbatch` or `qsub -V` inside a job), not the user's own.
-pub fn strip_inherited(
-    this_job: Option<&str>,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Vec<Change> {
+pub fn strip_inherited(this_job: Option<&str>, lookup: Lookup<'_>) -> Vec<Change> {
     let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
         return Vec::new();
     };
@@ -423,8 +413,7 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // One process reaches one daemon only.
         _ if record.per_gpu && !requested.is_for_all() => Bind::Cyclic,
         Bind::None => return Ok(gpus),
-        // The only process on the node: a program with several GPUs, or a launcher's daemon that
-        // starts the ranks later.
+        // The only process on the node: a program with several GPUs, or a launcher's daemon.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         Bind::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
@@ -456,8 +445,8 @@ fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Ref
     daemon.ok_or_else(|| Refusal::new(what(), "it has no MPS daemon on this node", ""))
 }
 
-/// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of
-/// the bus (docs/facts/mps-control.md#which-gpus-a-client-sees).
+/// A daemon shows its GPUs in the order of the bus
+/// (docs/facts/mps-control.md#which-gpus-a-client-sees).
 fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> String {
     let by_number = match record.names() {
         DeviceNames::Uuid => false,

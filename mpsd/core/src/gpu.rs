@@ -5,7 +5,7 @@ use super::text::one_line;
 use derive_more::{Display, Into};
 use serde::{Deserialize, Serialize};
 
-/// As NVML prints it: of a GPU (`GPU-200b4359-…`) or MIG device (`MIG-…`). Safe as a file name.
+/// Of a GPU (`GPU-200b4359-…`) or MIG device (`MIG-…`), as NVML prints it. Safe as a file name.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, Serialize, Deserialize,
 )]
@@ -63,7 +63,6 @@ pub enum Mig {
     Off,
     /// Jobs have the GPU's MIG devices, and not the GPU itself.
     On,
-    /// This is a MIG device with a part of the compute slices of its GPU.
     Device {
         slices: u32,
         of: u32,
@@ -83,8 +82,8 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// A GPU, or a MIG device with the index, minor number, CPUs and capability of its GPU. Not its
-/// compute mode, which jobs change.
+/// Or a MIG device with its GPU's index, minor number, CPUs and capability. Jobs change the compute
+/// mode, which is no part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -95,7 +94,7 @@ pub struct Gpu {
     pub memory_mib: Option<u64>,
     pub mig: Mig,
     pub capability: (u32, u32),
-    /// Minor number of `/dev/nvidiaN`, if the driver tells it.
+    /// Of `/dev/nvidiaN`, if the driver tells it.
     pub minor: Option<u32>,
     /// The CPUs near it, as the kernel lists them (`0-31`), if the driver tells them.
     pub cpus: Option<String>,
@@ -105,8 +104,7 @@ pub struct Gpu {
 const CLIENTS_UP_TO_13_0: u32 = 48;
 /// Most clients that any GPU takes: with CUDA 13.1 and later.
 pub const MOST_CLIENTS: u32 = 60;
-/// The branch of the driver that came with CUDA 13.1
-/// (docs/facts/mps-control.md#what-newer-drivers-change).
+/// docs/facts/mps-control.md#what-newer-drivers-change
 pub const DRIVER_OF_13_1: u32 = 590;
 
 impl Gpu {
@@ -114,24 +112,14 @@ impl Gpu {
     pub fn is_volta_or_later(&self) -> bool {
         self.capability >= (7, 0)
     }
-
-    /// NVIDIA lowers the clients by the compute instance's size (docs/facts/mps-control.md#mig), we
-    /// suppose rounded down.
-    fn part_of(&self, most: u32) -> u32 {
-        match self.mig {
-            Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
-            _ => most,
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcess {
-    /// Process id in NVML's view; may be gone already, or of another namespace.
+    /// In NVML's view; may be gone already, or of another namespace.
     pub pid: i32,
     /// Its memory on the GPU, bytes, if NVML tells it.
     pub memory: Option<u64>,
-    /// It is an MPS client (type `M+C`).
     pub mps_client: bool,
 }
 
@@ -158,7 +146,12 @@ impl Inventory {
             true => MOST_CLIENTS,
             false => CLIENTS_UP_TO_13_0,
         };
-        gpu.part_of(site.unwrap_or(known))
+        let most = site.unwrap_or(known);
+        match gpu.mig {
+            // By its size (docs/facts/mps-control.md#mig), we suppose rounded down.
+            Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
+            _ => most,
+        }
     }
 
     pub fn by_index(&self, index: u32) -> Option<&Gpu> {

@@ -7,7 +7,7 @@ use derive_more::{Display, Into};
 use serde::{Deserialize, Serialize};
 
 const LONGEST_ID: usize = 255;
-/// Longest id that is its own directory name, bytes: longer pipe paths fail
+/// Bytes of an id that is its own directory name: longer pipe paths fail
 /// (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
 /// The same for a shared MPS, which has no more than one daemon: a user id and a GPU's UUID.
@@ -20,7 +20,6 @@ const READABLE_PART: usize = 24;
 pub enum Scheduler {
     Slurm,
     Torque,
-    /// PBS Professional too.
     OpenPbs,
 }
 
@@ -128,8 +127,7 @@ impl TryFrom<String> for JobId {
     }
 }
 
-/// FNV-1a. The scheduler writes the ids, so an even spread is enough: no user can aim at a
-/// collision.
+/// FNV-1a: no user can aim at a collision, because the scheduler writes the ids.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
         (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)

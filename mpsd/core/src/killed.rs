@@ -18,8 +18,7 @@ pub struct KilledTask {
     pub rank: u32,
     pub pid: i32,
     pub signal: i32,
-    /// Processes of the job that the kernel's out-of-memory killer had ended by then; 0 also if
-    /// that cannot be seen.
+    /// That the kernel had ended in the job by then; 0 also if that cannot be seen.
     #[serde(default)]
     pub oom_kills: u64,
 }
@@ -48,8 +47,7 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
         .collect()
 }
 
-/// The tasks in words, in the order of their ends. `is_client` knows the pids of clients, which may
-/// be children of tasks.
+/// In words; `is_client` knows the pids of clients, which may be children of tasks.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
         let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));
@@ -70,7 +68,6 @@ pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String
     lines
 }
 
-/// A signal in words: `signal 9 (SIGKILL)`.
 #[derive(Debug, Clone, Copy)]
 pub struct SignalName(pub i32);
 

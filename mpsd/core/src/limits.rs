@@ -22,7 +22,6 @@ impl Invalid {
         Self { why, allowed }
     }
 
-    /// The same reason for an element of a value that allows `allowed`.
     pub(crate) fn within(self, allowed: &'static str) -> Self {
         Self { allowed, ..self }
     }
@@ -176,7 +175,7 @@ pub enum Priority {
 impl Priority {
     pub const ALLOWED: &'static str = "normal, below-normal";
 
-    /// The number that the control daemon takes (docs/facts/mps-control.md#the-command-session).
+    /// docs/facts/mps-control.md#the-command-session
     pub fn number(self) -> u8 {
         match self {
             Priority::Normal => 0,

@@ -49,8 +49,7 @@ pub fn missing(pipe: &Path) -> Option<Errno> {
     errno.filter(|errno| matches!(errno, ECONNREFUSED | ENOENT | ENOTDIR | EACCES))
 }
 
-/// The kernel answers EPROTOTYPE only while a process holds the stream socket open (Linux:
-/// `unix_find_bsd`).
+/// EPROTOTYPE: a process holds the stream socket open (Linux: `unix_find_bsd`).
 fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let own = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;

@@ -34,11 +34,9 @@ pub struct Observations {
     pub gpus: Vec<GpuObservations>,
     /// The memory of each job that has a limit for all its clients.
     pub jobs: Vec<JobMemory>,
-    /// Connections that ended without a context.
     pub refused: Vec<Refused>,
     /// Clients that a signal ended, if the kernel tells of them (Linux 6.15).
     pub killed: Vec<Killed>,
-    /// Servers that ended without a command.
     pub servers_lost: Vec<ServerLost>,
     pub daemons_lost: Vec<DaemonLost>,
     /// Clients that the vendor's log names for a fatal GPU error.
@@ -93,7 +91,6 @@ pub struct ServerLost {
     pub pid: i32,
     /// The status in the control daemon's log; 0 also for a killed server.
     pub status: i32,
-    /// The number of its clients, which got error 806.
     pub clients: u64,
 }
 
@@ -238,8 +235,7 @@ impl Observations {
         gpus.iter().filter(move |_| !shared).filter_map(busy)
     }
 
-    /// What `mpsd` saw since `before`, when a job began to share its MPS. The highest numbers stay,
-    /// even if they are older.
+    /// Since a job began to share its MPS. The highest numbers stay, even if they are older.
     pub fn since(mut self, before: &Self) -> Self {
         fn later<T>(list: &mut Vec<T>, before: &[T]) {
             list.drain(..before.len().min(list.len()));
@@ -278,13 +274,11 @@ impl Observations {
         self
     }
 
-    /// What the clients of `job`, or of its step, held together on `gpu`.
     pub fn of_job(&self, job: &JobId, gpu: &GpuUuid) -> Option<&JobMemory> {
         let is_its = |known: &&JobMemory| known.job == job.whole() && known.gpu == *gpu;
         self.jobs.iter().find(is_its)
     }
 
-    /// Counts a client with a context, as one of `now` at once.
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
         self.most_clients = self.most_clients.max(now);

@@ -13,18 +13,14 @@ const FIRST: usize = 0;
 /// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
 type ByHabit = [usize; HABITS];
-/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the
-/// same.
+/// Of a task that a GPU already has. The two kinds of blocks are often the same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
-/// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the
-/// sixth time.
+/// For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
-/// More tasks, a number that a launcher may give, all see the order of the bus: 16 GPUs take no
-/// more clients.
+/// More tasks, as a launcher may say, see the order of the bus: 16 GPUs take no more clients.
 const MOST_TASKS: usize = 1024;
 
-/// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and
-/// blocks rounded up (LAMMPS).
+/// The first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
 fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
     [
         0,
@@ -59,8 +55,7 @@ fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// How many of the `tasks` a habit can bring to the same GPU. 1 if each can have its own: sharing
-/// would not be our doing.
+/// That a habit can bring to the same GPU; 1 if each can have its own: sharing is not our doing.
 pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks <= gpus {
         return 1;
@@ -72,8 +67,7 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// The GPU to which each habit leads, by task. Each task takes the GPUs with the fewest tasks, in
-/// rounds until nothing improves.
+/// By task. Each takes the GPUs with the fewest tasks, in rounds until nothing improves.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();
@@ -117,9 +111,8 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     best
 }
 
-/// A GPU for each place: the one that the fewest others have by the same habits. The place of most
-/// habits chooses first. Each round begins at another GPU, so that tasks do not repeat the same
-/// choices.
+/// For each place the GPU that the fewest others have by the same habits. The place of most habits
+/// chooses first. Each round begins at another GPU, so that tasks do not repeat choices.
 fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
     let gpus = taken.len();
     let mut distinct = places.to_vec();
@@ -145,8 +138,7 @@ fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
     (0..HABITS).filter(move |habit| places[*habit] == place)
 }
 
-/// The tasks on each GPU, the fullest first, by habit. The smaller of two such lists is the more
-/// even.
+/// The fullest first, by habit. The smaller of two such lists is the more even.
 fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
     std::array::from_fn(|habit| {
         let mut crowds = vec![0; gpus];

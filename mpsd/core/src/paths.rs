@@ -44,8 +44,7 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// The mark that something waits for its second look. `mpsd-look-again.path` and every job's
-    /// epilogue check for it.
+    /// Something waits for its second look: `mpsd-look-again.path` and every epilogue check for it.
     pub fn look_again(&self) -> PathBuf {
         self.run.join("look-again")
     }
@@ -114,14 +113,11 @@ pub const KILLED: &str = "killed";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenPaths {
     pub now: PathBuf,
-    /// The same from before the job began to share it.
     pub before: Option<PathBuf>,
-    /// How many of the last words the user has been told.
     pub told: PathBuf,
 }
 
 impl SeenPaths {
-    /// What was seen in the job's time, if `read` has it.
     pub fn seen(&self, mut read: impl FnMut(&Path) -> Option<Vec<u8>>) -> Option<Observations> {
         let now = Observations::parse(&read(&self.now)?)?;
         let before = self.before.as_deref().and_then(read);

@@ -63,8 +63,7 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The places of the GPUs that a task sees. Refuses a mode without the ranks or cores that it
-/// needs.
+/// Refuses a mode without the ranks or cores that it needs.
 pub fn order_of(
     bind: Bind,
     rank: Rank,

@@ -89,7 +89,6 @@ impl AutoDivisors {
     }
 }
 
-/// A job that its site brought in (`by_site.rs`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BySite {
     /// Its tasks on this node; 0: not known.
@@ -105,8 +104,7 @@ pub struct Record {
     /// The job, or the step with a daemon of its own.
     pub job: JobId,
     pub uid: u32,
-    /// Slurm's second name for the job, its cgroup's from 26.05 on
-    /// (docs/facts/slurm.md#cgroups-of-a-job).
+    /// Slurm's second name for the job (docs/facts/slurm.md#cgroups-of-a-job).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sluid: Option<String>,
     pub state: RecordState,
@@ -133,8 +131,8 @@ pub struct Record {
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     pub named: bool,
     pub gpus: Vec<RecordGpu>,
-    /// All GPUs of the node in the bus's order, if a task must count as CUDA does: what it may
-    /// open.
+    /// All GPUs of the node in the bus's order, if a task must count those it may open, as CUDA
+    /// does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     pub daemons: Vec<Daemon>,
@@ -158,7 +156,6 @@ pub struct Record {
     /// MPS clients that each of the GPUs takes, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
-    /// Warnings for its user, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// The site brought the job in, and its user did not ask.
@@ -181,7 +178,6 @@ pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
     limit_on(daemons.iter().flat_map(|daemon| &daemon.memory), gpu)
 }
 
-/// The limit for `gpu`, MiB.
 pub fn limit_on<'l>(
     limits: impl IntoIterator<Item = &'l (GpuUuid, u64)>,
     gpu: &GpuUuid,
@@ -292,7 +288,6 @@ pub fn found(path: &Path) -> Option<Record> {
     }
 }
 
-/// Finds the job among `jobs` by the `sluid` of its record; `path` gives the record's file.
 pub fn by_sluid(
     path: impl Fn(&JobId) -> PathBuf,
     jobs: impl IntoIterator<Item = JobId>,
@@ -329,8 +324,8 @@ pub fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// Waits until the record at `path` is not `starting`; `None`: there is no MPS. If it still is, the
-/// MPS was not ready in time, or the record was removed. `limit`: for a record without its own.
+/// Waits while the record is `starting`; `None`: there is no MPS. If it still is, the MPS was not
+/// ready in time, or the record was removed. `limit`: for a record without its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
     let mut waiting = Waiting {

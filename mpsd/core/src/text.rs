@@ -39,7 +39,6 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     Some(near.min_by_key(|(far, _)| *far)?.1)
 }
 
-/// `why`, and a guess at what was meant.
 pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
     match meant {
         Some(meant) => format!("{why} (did you mean {meant}?)"),
@@ -77,7 +76,6 @@ fn is_format(c: char) -> bool {
         | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// How each line names a user.
 pub fn user(name: impl std::fmt::Display) -> String {
     format!("user '{name}'")
 }

@@ -13,30 +13,27 @@ pub const BUCKETS: usize = 60;
 pub struct Usage {
     /// When the first client came, seconds since 1970.
     pub began: u64,
-    /// Length of a bucket, milliseconds.
     pub step_ms: u64,
     /// The most clients at once, by bucket.
     pub clients: Vec<u64>,
     pub gpus: Vec<GpuUsage>,
 }
 
-/// A GPU while the job had clients. The counters are of the whole GPU, with all jobs that used it.
+/// While the job had clients. The counters are of the whole GPU, with all jobs that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuUsage {
     pub uuid: GpuUuid,
     pub memory_mib: Option<u64>,
-    /// Percent of the time in which a kernel ran, by bucket (`NVML_GPU_UTILIZATION_SAMPLES`);
-    /// `None`: no sample.
+    /// Percent of the time in which a kernel ran (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no
+    /// sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
     pub busy_percent: Option<u8>,
     #[serde(default)]
     pub samples: u64,
-    /// Percent of the time in which its memory was read or written
-    /// (`NVML_MEMORY_UTILIZATION_SAMPLES`), mean.
+    /// Mean percent of the time in which its memory was used (`NVML_MEMORY_UTILIZATION_SAMPLES`).
     pub memory_busy_percent: Option<u8>,
-    /// Mean percent of the multiprocessors that had work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper
-    /// on).
+    /// Mean percent of multiprocessors with work (`NVML_GPM_METRIC_SM_UTIL`; from Hopper on).
     pub sm_percent: Option<u8>,
     /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
     pub bandwidth_percent: Option<u8>,

@@ -157,9 +157,8 @@ fn with_option<T>(
     Some(call(&raw mut option))
 }
 
-/// The submitting program's own options, through the functions that Slurm's `cli_filter` plugins
-/// use (`src/common/slurm_opt.h`; the same from 22.05 to 26.05). They are looked up when needed,
-/// because other programs do not have them.
+/// For the submitting program's own options, by what Slurm's `cli_filter` plugins use
+/// (`src/common/slurm_opt.h`; the same from 22.05 to 26.05). Other programs do not have it.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: looks a name up in the program and its libraries, and runs none of their code.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -171,7 +170,6 @@ fn srun_options() -> Option<*mut c_void> {
     symbol(c"sropt").and(symbol(c"opt"))
 }
 
-/// The value of an option of [`srun_options`] or [`submitters_options`].
 fn value_of(options: *mut c_void, option: &CStr) -> Option<String> {
     type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
     let get = symbol(c"slurm_option_get")?;

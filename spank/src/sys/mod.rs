@@ -57,8 +57,7 @@ fn quiet_panics() {
     }));
 }
 
-/// Runs one callback. A failure is exactly -1: up to Slurm 24.11 only negative values count, later
-/// all but 0 do.
+/// A failure is exactly -1: up to Slurm 24.11 only negative values count, later all but 0 do.
 pub fn guard(callback: impl FnOnce(&mut PluginState) -> Verdict) -> c_int {
     quiet_panics();
     match contain(callback) {
@@ -70,8 +69,7 @@ pub fn guard(callback: impl FnOnce(&mut PluginState) -> Verdict) -> c_int {
     }
 }
 
-/// Runs a callback on the state; a panic, or a locked state, is a failure. A panic leaves the state
-/// usable.
+/// A panic, or a locked state, is a failure. A panic leaves the state usable.
 fn contain(callback: impl FnOnce(&mut PluginState) -> Verdict) -> Verdict {
     let contained = catch_unwind(AssertUnwindSafe(|| {
         let mut state = match STATE.try_lock() {

@@ -50,8 +50,7 @@ impl HostList {
         Self::try_from(list.to_owned()).is_ok_and(|list| list.contains(name))
     }
 
-    /// Whether the list holds `name`, or its part before the first dot: the kernel often has a
-    /// node's long name.
+    /// Also by the part before the first dot: the kernel often has a node's long name.
     pub fn contains(&self, name: &str) -> bool {
         let short = name.split('.').next().unwrap_or(name);
         let mut patterns = self.patterns.iter();

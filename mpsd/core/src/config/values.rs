@@ -44,12 +44,10 @@ impl ConfigError {
         Self { why, ..self }
     }
 
-    /// An error of serde or the TOML parser in `part` of the file.
     pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
         Self::at(error.span().unwrap_or(part), in_words(error.message()))
     }
 
-    /// The fault in one line, with line and column in `file`, which holds `text`.
     pub(super) fn in_file(self, file: &Path, text: &str) -> Fault {
         let (line, column) = position(text, self.span.start);
         let place = format!("{}:{line}:{column}", file.display());
@@ -163,7 +161,6 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// A feature, a partition or a node of the scheduler.
     fn name(&self) -> Result<String, ConfigError> {
         self.checked(|text| match is_word(&text, b"._-") {
             true => Ok(text),

@@ -8,8 +8,7 @@ use std::fmt;
 /// In the texts, words that a user types stand between backquotes.
 #[derive(Debug)]
 pub struct Row {
-    /// `threads` in the OpenPBS resource, `--mps-threads` as a flag, `MPS_THREADS` as a token.
-    /// Empty: MPS itself.
+    /// `threads`, `--mps-threads`, `MPS_THREADS`; empty: MPS itself.
     pub name: &'static str,
     /// The placeholder of its value in help and manual.
     pub value: &'static str,
@@ -70,7 +69,7 @@ impl Row {
 /// `Key field: Type, { row }, parser, printer;` for each option but MPS itself.
 macro_rules! options {
     ($($(#[$doc:meta])* $key:ident $field:ident: $type:ty, {$($row:tt)+}, $read:expr, $write:expr;)+) => {
-        /// The options, in the order in which they are listed and printed.
+        /// In the order in which they are listed and printed.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Key {
             Mode,
@@ -87,8 +86,7 @@ macro_rules! options {
 
         static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $(Row { $($row)+ ..Row::PLAIN }),+];
 
-        /// A checked request. Its text, also for serde, is the account string
-        /// `MPS=per-node,MPS_THREADS=30:70`.
+        /// Its text, also for serde, is the account string `MPS=per-node,MPS_THREADS=30:70`.
         #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct Request {
@@ -152,7 +150,6 @@ options! {
         lowered_by_steps: true,
     }, str::parse, ToString::to_string;
 
-    /// Pinned device memory limit of each client.
     Mem memory: MemoryLimit, {
         name: "mem",
         value: "M",
@@ -201,7 +198,6 @@ options! {
         plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
     }, str::parse, ToString::to_string;
 
-    /// A paragraph of the job's report in its own output.
     Report report: bool, {
         name: "report",
         value: "B",
@@ -215,11 +211,7 @@ options! {
                was seen until then. Torque, and OpenPBS without our hook, print it into the job's error file at the job's end. \
                Afterwards `mpsctl report` prints the whole report.",
         of_tasks: true,
-    }, values::boolean, on_or_off;
-}
-
-fn on_or_off(value: &bool) -> String {
-    if *value { "on" } else { "off" }.to_owned()
+    }, values::boolean, |on: &bool| if *on { "on" } else { "off" }.to_owned();
 }
 
 impl Request {
@@ -246,7 +238,6 @@ impl Request {
         all.filter_map(|key| Some((key, self.value(key)?)))
     }
 
-    /// What the options add to the printed plan, one line each.
     pub fn plan_lines(&self) -> impl Iterator<Item = String> {
         Key::ALL
             .into_iter()

@@ -27,7 +27,6 @@ pub enum Syntax {
 }
 
 impl Syntax {
-    /// An option, with its value if there is one, as the user writes it.
     pub fn token(self, key: Key, value: Option<&str>) -> String {
         let row = key.row();
         let name = match self {
@@ -177,7 +176,6 @@ impl Flags {
         alone.parse().map(drop)
     }
 
-    /// The request that the flags make together; `None`: there is no flag.
     pub fn request(&self) -> Result<Option<Request>, Refusal> {
         match self.given().next() {
             None => Ok(None),
@@ -229,7 +227,6 @@ impl Flags {
 }
 
 impl Request {
-    /// Reads the flags as they stand on a command line: `--mps --mps-threads=25`.
     pub fn from_flags(line: &str) -> Result<Self, Refusal> {
         let mut flags = Flags::default();
         let mut words = line.split_whitespace();
@@ -245,8 +242,8 @@ impl Request {
         Ok(request.unwrap_or_default())
     }
 
-    /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no
-    /// token is ours. Refuses a token that can only be meant for us.
+    /// Of unknown encoding; `None`: no token is ours. Refuses a token that can only be meant for
+    /// us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         Self::from_account_of(account, &[])
     }
@@ -280,7 +277,6 @@ impl Request {
         }
     }
 
-    /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
     pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
         refuse_if_long("the mps resource", resource.len())?;
         let mut parser = Parser::new(Syntax::Resource);

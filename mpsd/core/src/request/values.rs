@@ -30,7 +30,6 @@ impl Mode {
         gpus > 0 && tasks > gpus
     }
 
-    /// The numbers that [`Mode::auto_helps`] compared, in words.
     pub fn counted(tasks: u32, gpus: u32) -> String {
         let (tasks, gpus) = (count(tasks.into(), "task"), count(gpus.into(), "GPU"));
         format!("{tasks} on {gpus}")
