@@ -68,15 +68,3 @@ fn init(slurm: &mut dyn Slurm, state: &PluginState, context: Context) {
         _ => {}
     }
 }
-
-/// Takes one option; returns a refusal to be told. On a node it is too late to refuse: the prolog
-/// and the task do.
-pub fn option(
-    state: &mut PluginState,
-    key: Key,
-    argument: Option<&str>,
-    remote: bool,
-) -> Option<String> {
-    let refusal = state.take(key, argument).err()?;
-    (!remote).then(|| refusal.to_string())
-}

@@ -49,10 +49,12 @@ impl PluginState {
         }
     }
 
-    pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
+    /// Takes one flag; returns a refusal to be told. On a node (`remote`) the prolog and the task
+    /// refuse.
+    pub fn take(&mut self, key: Key, argument: Option<&str>, remote: bool) -> Option<Refusal> {
         let taken = self.flags.take(key, argument);
         self.request = self.flags.request();
-        taken
+        taken.err().filter(|_| !remote)
     }
 
     pub fn imply_mode(&mut self) {

@@ -1,14 +1,13 @@
-//! Nodes that do not load this plugin, because of another plugstack.conf or a plugin of another
-//! release.
+//! Nodes that do not load this plugin, or one of another release.
 //!
-//! Nothing of mpsd runs on such a node, so the submitting side requests a task prolog (`srun
+//! Nothing of mpsd runs there, so the submitting side requests a task prolog (`srun
 //! --task-prolog`), which every slurmstepd runs. `mps-task-prolog` lets a task start that
-//! `task_init` has marked, says why another task does not, and then runs the user's own task
-//! prolog. A node without the file fails the task, and names the file.
+//! `task_init` has marked, says why another does not, and then runs the user's own. A node without
+//! the file fails the task, and names the file.
 //!
-//! A batch script has no task prolog. If bash runs it, `BASH_ENV` stops it, and `task_init` removes
-//! that again. Nothing stops a script of another interpreter, nor one without the environment
-//! (`sbatch --export=NONE`, or a list without `ALL`).
+//! A batch script has no task prolog. `BASH_ENV` stops bash, until `task_init` removes it. Nothing
+//! stops another interpreter, nor a script without the environment (`sbatch --export=NONE`, or a
+//! list without `ALL`).
 
 use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;

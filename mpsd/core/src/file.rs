@@ -131,9 +131,7 @@ pub fn replace_at(
     durability: Durability,
 ) -> Result<(), Errno> {
     let directory = directory.as_fd();
-    let hidden: OsString = [OsStr::new("."), name, OsStr::new(".new")]
-        .into_iter()
-        .collect();
+    let hidden = OsString::from_iter([OsStr::new("."), name, OsStr::new(".new")]);
     let remove = || unlinkat(directory, hidden.as_os_str(), UnlinkatFlags::NoRemoveDir);
     match remove() {
         Ok(()) | Err(Errno::ENOENT) => {}

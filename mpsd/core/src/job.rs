@@ -44,15 +44,13 @@ pub struct JobId(String);
 impl JobId {
     /// Refuses an empty text, more than 255 bytes, `/`, `..` and control characters.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
+        let has_control = raw.contains(char::is_control);
         let checks = [
             (raw.is_empty(), "it is empty"),
             (raw.len() > LONGEST_ID, "it is longer than 255 bytes"),
             (raw.contains('/'), "it holds '/'"),
             (raw.contains(".."), "it holds '..'"),
-            (
-                raw.contains(char::is_control),
-                "it holds a control character",
-            ),
+            (has_control, "it holds a control character"),
         ];
         let what = format!("job id '{}'", one_line(raw, 60));
         if let Some((_, why)) = checks.into_iter().find(|(is_wrong, _)| *is_wrong) {

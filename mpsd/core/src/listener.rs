@@ -18,12 +18,9 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let Some(pipe) = pipe.and_then(|change| change.value.as_deref()) else {
         return Ok(());
     };
-    let of_root = || {
-        Path::new(pipe)
-            .symlink_metadata()
-            .is_ok_and(|about| about.uid() == 0)
-    };
-    match missing(Path::new(pipe)) {
+    let path = Path::new(pipe);
+    let of_root = || path.symlink_metadata().is_ok_and(|about| about.uid() == 0);
+    match missing(path) {
         None => Ok(()),
         // Root's own directory, which the user's mount should cover.
         Some(Errno::EACCES) if of_root() => {

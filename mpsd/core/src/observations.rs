@@ -167,16 +167,13 @@ impl Observations {
         fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
             list.iter().map(ToString::to_string)
         }
-        let checked = |gpu: &RecordGpu| match self.gpus.iter().find(|known| known.uuid == gpu.uuid)
-        {
-            Some(known) => {
-                let (clients, mib) = (count(known.most_clients, "client"), known.most_memory_mib);
-                format!(
-                    "GPU {}: at most {clients} and {mib} MiB at a look",
-                    gpu.index
-                )
-            }
-            None => format!("GPU {}: no client at any look", gpu.index),
+        let checked = |gpu: &RecordGpu| {
+            let index = gpu.index;
+            let Some(known) = self.gpus.iter().find(|known| known.uuid == gpu.uuid) else {
+                return format!("GPU {index}: no client at any look");
+            };
+            let (clients, mib) = (count(known.most_clients, "client"), known.most_memory_mib);
+            format!("GPU {index}: at most {clients} and {mib} MiB at a look")
         };
         // Clients that end within a second are never looked at.
         let looked_at = gpus.iter().filter(|_| !self.gpus.is_empty());

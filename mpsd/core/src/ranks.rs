@@ -118,16 +118,13 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
     let near: Vec<usize> = (0..gpus.len())
         .filter(|place| shares.get(*place) == most)
         .collect();
-    let turn = match near[..] {
-        [] => return Ok(None),
-        [first, ..] if near.len() < gpus.len() => {
-            let domains: BTreeSet<_> = local.iter().collect();
-            let within = |cpus: &str| &parse(cpus) & &local[first];
-            slot(&within(&cpus.own), &within(&cpus.of_launcher))
-                .unwrap_or(rank + rank / domains.len())
-        }
-        _ => return Ok(None),
-    };
+    if near.len() == gpus.len() {
+        return Ok(None);
+    }
+    let domains: BTreeSet<_> = local.iter().collect();
+    let within = |cpus: &str| &parse(cpus) & &local[near[0]];
+    let turn = slot(&within(&cpus.own), &within(&cpus.of_launcher));
+    let turn = turn.unwrap_or(rank + rank / domains.len());
     Ok(near.get(turn % near.len()).copied())
 }
 

@@ -2,16 +2,19 @@
 
 /// At most `max` characters, made safe for a terminal that obeys escape sequences.
 pub fn one_line(text: &str, max: usize) -> String {
-    let mut out = String::with_capacity(text.len().min(max));
-    for (n, c) in text.chars().enumerate() {
-        if n == max {
-            out.push_str("...");
-            break;
+    let shown = |c: char| {
+        if c.is_control() || is_format(c) {
+            '?'
+        } else {
+            c
         }
-        let is_hidden = c.is_control() || is_format(c);
-        out.push(if is_hidden { '?' } else { c });
+    };
+    let mut characters = text.chars().map(shown);
+    let mut line: String = characters.by_ref().take(max).collect();
+    if characters.next().is_some() {
+        line += "...";
     }
-    out
+    line
 }
 
 /// `1 client`, `2 clients`.

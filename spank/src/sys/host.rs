@@ -2,8 +2,8 @@
 //! 22.05 to 26.05 (only additions between them: `spank_prepend_task_argv` in 23.11,
 //! `slurm_spank_init_failure_mode` in 25.05).
 //!
-//! Every function here must exist in every program that loads the plugin, because Rust links with
-//! BIND_NOW. They come from the program's own `libslurmfull.so`; nothing is linked.
+//! Rust links with BIND_NOW, so each of these must be in every program that loads the plugin, from
+//! its own `libslurmfull.so`.
 
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
@@ -48,9 +48,8 @@ unsafe extern "C" {
         overwrite: c_int,
     ) -> c_int;
     fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
-    /// Crashes Slurm in the job_script context, and in local_user_init of a het job
-    /// (docs/facts/slurm.md#calls-that-crash-slurm): only for init and init_post_opt of the local
-    /// and allocator contexts.
+    /// Crashes Slurm outside init and init_post_opt of the local and allocator contexts
+    /// (docs/facts/slurm.md#calls-that-crash-slurm).
     fn spank_job_control_setenv(
         spank: Spank,
         name: *const c_char,

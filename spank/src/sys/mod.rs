@@ -89,12 +89,11 @@ pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote
     guard(|state| {
         let number = usize::try_from(number).ok();
         let key = number.and_then(|number| Key::ALL.get(number));
-        let refused =
-            key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
-        let Some(line) = refused else {
+        let refused = key.and_then(|key| state.take(*key, argument.as_deref(), remote != 0));
+        let Some(refusal) = refused else {
             return Verdict::Continue;
         };
-        host::log(Level::Error, &line);
+        host::log(Level::Error, &refusal.to_string());
         match host::context() {
             // A refusal of the user's command line: `optional` does not ignore an option's
             // callback.

@@ -21,10 +21,9 @@ const CLOSED: Duration = Duration::from_millis(1);
 /// Time for a killed child to be reaped. If SIGKILL does not end it, slurmd inherits it.
 const REAP: Duration = Duration::from_secs(1);
 
-/// Runs `program` in a session of its own, without descriptors of this process, and with the
-/// signals of a fresh process: slurmstepd blocks TERM and others in itself, and slurmd kills the
-/// process group of a prolog that has ended (docs/facts/slurm.md#processes-that-a-callback-starts).
-/// Past its limit the group is killed.
+/// In a session of its own, without our descriptors, and with fresh signals: slurmstepd blocks TERM
+/// and others, and slurmd kills the process group of a prolog that has ended
+/// (docs/facts/slurm.md#processes-that-a-callback-starts). Past its limit the group is killed.
 pub fn run(program: &Program) -> ProgramResult {
     let path = program.path.display();
     let (code, output) = match start(program) {
@@ -58,9 +57,8 @@ fn start(program: &Program) -> std::io::Result<(Child, Output)> {
     Ok((command.spawn()?, output))
 }
 
-/// In the child, between fork and exec: default signal actions, an empty mask (the standard library
-/// keeps slurmstepd's, under which a daemon would ignore SIGTERM), a session of its own, no
-/// descriptor past 2.
+/// In the child, before exec. Under slurmstepd's mask, which the standard library keeps, a daemon
+/// would ignore SIGTERM.
 fn fresh_process(detached: bool) -> std::io::Result<()> {
     for number in 1..libc::SIGRTMIN() {
         // SAFETY: resets the action of one signal; those that cannot be changed return an error,
@@ -104,9 +102,9 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
         let status = child
             .try_wait()
             .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
-        // A read after the child's end gets all that it wrote, even if a process that it left holds
-        // the pipe open. The rest of a long output is dropped, so that the program does not wait
-        // for a reader.
+        // A read after the child's end gets all, even if a process that it left holds the pipe
+        // open. The rest of a long output is dropped, so that the program does not wait for a
+        // reader.
         if !output.read(MOST_OUTPUT) {
             output.bytes.truncate(MOST_OUTPUT);
         }

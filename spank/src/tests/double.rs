@@ -159,7 +159,7 @@ impl<'a> Process<'a> {
         assert_eq!(process.call(Callback::Init), Verdict::Continue);
         // Before Slurm 24.05 an option's callback runs twice on a node.
         for (key, value) in parse_flags(flags).into_iter().chain(parse_flags(flags)) {
-            let refusal = plugin::option(&mut process.state, key, value.as_deref(), remote);
+            let refusal = process.state.take(key, value.as_deref(), remote);
             assert_eq!(refusal, None);
         }
         let verdict = process.call(Callback::InitPostOpt);

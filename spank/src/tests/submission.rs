@@ -2,7 +2,7 @@
 
 use super::double::{Env, NodeDouble, Process, SlurmDouble};
 use crate::handle::{Context, Level, Verdict};
-use crate::plugin::{self, Callback};
+use crate::plugin::Callback;
 use crate::state::PluginState;
 use crate::submission::MAY_GIVE_GPUS;
 use crate::unplugged;
@@ -78,8 +78,8 @@ fn refused_flags_stop_the_submission_under_optional_too() {
         }
     }
     let mut state = PluginState::new(&[]);
-    let mut option = |remote| plugin::option(&mut state, Key::Threads, Some("NaN"), remote);
-    assert!(option(false).unwrap().starts_with("--mps-threads=NaN: "));
+    let mut option = |remote| state.take(Key::Threads, Some("NaN"), remote);
+    assert_eq!(option(false).unwrap().what, "--mps-threads=NaN");
     // On a node it is too late for that: the prolog and the task refuse.
     assert_eq!(option(true), None);
 }

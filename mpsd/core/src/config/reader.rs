@@ -118,19 +118,12 @@ impl<'a> Reader<'a> {
         for nested in self.sections(&mut table) {
             self.say(nested.span(), "a [[node]] section within another");
         }
-        let hosts = table.remove("hosts");
-        let hosts = hosts.map(|hosts| Entry::new(&hosts, self.node).get::<HostList>());
-        let fits = match hosts {
-            Some(Ok(hosts)) => hosts.contains(self.node),
-            Some(Err(error)) => {
-                self.errors.push(error);
-                false
-            }
-            None => {
-                self.say(span, "a [[node]] section needs hosts");
-                false
-            }
+        let hosts = match table.remove("hosts") {
+            Some(hosts) => Entry::new(&hosts, self.node).get::<HostList>(),
+            None => Err(ConfigError::at(span, "a [[node]] section needs hosts")),
         };
+        let fits = hosts.as_ref().is_ok_and(|hosts| hosts.contains(self.node));
+        self.errors.extend(hosts.err());
         self.keys(table, fits);
     }
 
