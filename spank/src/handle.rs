@@ -13,7 +13,7 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Context {
     Local,
     /// sbatch, salloc, scrontab.
@@ -23,6 +23,7 @@ pub enum Context {
     Slurmd,
     /// `slurmstepd spank prolog|epilog`.
     JobScript,
+    #[default]
     Unknown,
 }
 

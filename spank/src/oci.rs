@@ -12,10 +12,6 @@ pub const WITHOUT: &str = "runs without MPS: Slurm's own container (--container)
 /// What srun and sbatch set for the tasks if they have the option.
 const VARIABLE: &str = "SLURM_CONTAINER";
 
-pub fn is_submitted(slurm: &dyn Slurm) -> bool {
-    matches!(slurm.submit_option(c"container"), Some(Some(_)))
-}
-
 pub fn is_of_task(slurm: &dyn Slurm) -> bool {
     let bundle = slurm.job_env(VARIABLE);
     bundle.is_some_and(|bundle| !bundle.is_empty())

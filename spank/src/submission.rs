@@ -147,7 +147,7 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
         _ if is_component && !of_job.as_ref().is_none_or(has_mps) => {
             "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
         }
-        _ if is_needed && oci::is_submitted(slurm) => {
+        _ if is_needed && matches!(slurm.submit_option(c"container"), Some(Some(_))) => {
             format!("--mps: {}", oci::REFUSED)
         }
         (_, Ok(line)) => {

@@ -38,12 +38,14 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
         state,
         kind,
         job: &job,
+        // srun passes the last component's flags to the steps of all (22.05, seen), so a
+        // component's record decides.
+        flags_are_own: !step::is_component(slurm),
     };
     match task.changes() {
         Ok(changes) => apply(slurm, &job, &changes),
         Err(refusal) => {
-            let is_of_task = matches!(refusal, TaskRefusal::Task(_));
-            if is_of_task || slurm.is_first_task() {
+            if matches!(refusal, TaskRefusal::Task(_)) || slurm.is_first_task() {
                 let what = match (&refusal, kind) {
                     (TaskRefusal::Step(_), StepKind::Step(number)) => {
                         format!("step {job}.{number}")
@@ -135,6 +137,7 @@ struct NewTask<'a> {
     state: &'a PluginState,
     kind: StepKind,
     job: &'a JobId,
+    flags_are_own: bool,
 }
 
 impl NewTask<'_> {
@@ -148,18 +151,16 @@ impl NewTask<'_> {
             }
             _ => return Ok(Vec::new()),
         };
-        // srun passes the last component's flags to the steps of all (22.05, seen), so a component's
-        // record decides.
-        let flags_are_own = !step::is_component(self.slurm);
+        let asks = self.flags_are_own && state.asks();
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::Task)?;
         match record {
-            Some(record) if flags_are_own && state.opts_out() => self.opt_out(&record),
+            Some(record) if self.flags_are_own && state.opts_out() => self.opt_out(&record),
             Some(record) if record.state == RecordState::Unneeded => {
-                if flags_are_own && self.is_first_of(&record) {
+                if self.flags_are_own && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
-                let mut changes = self.without_mps(flags_are_own);
+                let mut changes = self.without_mps();
                 let is_script = step::is_script(self.slurm);
                 changes.extend(unplugged::handed_back(self.slurm, is_script));
                 match record.warnings.is_empty() || changes.iter().any(unplugged::is_mark) {
@@ -167,13 +168,11 @@ impl NewTask<'_> {
                     false => Ok(self.marked(changes)),
                 }
             }
-            Some(record) if record.by_site.is_some() && !(flags_are_own && state.asks()) => {
-                Ok(self.by_site(&record, flags_are_own))
-            }
+            Some(record) if record.by_site.is_some() && !asks => Ok(self.by_site(&record)),
             Some(record) if self.has_no_gpu(&record) => {
                 // For `srun --exclusive` Slurm gives the job its node's GPUs, and the step none of
                 // them.
-                if flags_are_own && state.asks() && self.is_first_of(&record) {
+                if asks && self.is_first_of(&record) {
                     let node = self.slurm.node_name();
                     self.notice(self.job, &format!("on {node}: {NO_GPU}"));
                 }
@@ -183,7 +182,7 @@ impl NewTask<'_> {
                 self.in_container(&record)
             }
             Some(record) => {
-                let request = state.request_on().filter(|_| flags_are_own);
+                let request = state.request_on().filter(|_| self.flags_are_own);
                 let changes = self.attach(&record, request)?;
                 let listens = self.node.expect_listener(&changes);
                 listens.map_err(match record.daemons.len() {
@@ -193,16 +192,16 @@ impl NewTask<'_> {
                 self.warn(&record);
                 Ok(self.marked(changes))
             }
-            None if flags_are_own && state.asks() => match &state.step.unneeded {
+            None if asks => match &state.step.unneeded {
                 None => Err(TaskRefusal::Node(self.no_daemon())),
                 Some(why) => {
                     if self.slurm.is_first_task() {
                         self.say_unneeded(&Mode::auto_without(why));
                     }
-                    Ok(self.without_mps(flags_are_own))
+                    Ok(self.without_mps())
                 }
             },
-            None => Ok(self.without_mps(flags_are_own)),
+            None => Ok(self.without_mps()),
         }
     }
 
@@ -219,7 +218,7 @@ impl NewTask<'_> {
     }
 
     /// Of a job that its site brought in: attaches the task if nobody notices.
-    fn by_site(&self, record: &Record, flags_are_own: bool) -> Vec<Change> {
+    fn by_site(&self, record: &Record) -> Vec<Change> {
         let left_out = self.state.step.left_out.clone();
         let attached = match left_out.or_else(|| self.by_command()) {
             Some(why) => Err(why),
@@ -230,7 +229,7 @@ impl NewTask<'_> {
                 let line = format!("job {}: {}", self.job, Mode::auto_without(&why));
                 self.slurm.log(Level::Info, &line);
             }
-            self.without_mps(flags_are_own)
+            self.without_mps()
         })
     }
 
@@ -256,11 +255,11 @@ impl NewTask<'_> {
         texts.find_map(|text| by_site::by_words(&text))
     }
 
-    fn without_mps(&self, flags_are_own: bool) -> Vec<Change> {
+    fn without_mps(&self) -> Vec<Change> {
         let changes = self.strip(Some(self.job));
         // Only the component whose flags srun used runs mpsd's task prolog. An allocation that
         // asked hands it to its steps on all components.
-        let has_prolog = flags_are_own || unplugged::is_handed_on(self.slurm);
+        let has_prolog = self.flags_are_own || unplugged::is_handed_on(self.slurm);
         match self.state.request_on() {
             Some(_) if has_prolog => self.marked(changes),
             _ => changes,

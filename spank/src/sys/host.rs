@@ -14,22 +14,23 @@ use std::ptr;
 
 /// `spank_t`: opaque, valid during one callback.
 pub type Spank = *mut c_void;
+/// A C string.
+type Text = *const c_char;
 
 const SUCCESS: c_int = 0;
 
 const JOB_ARGV: c_int = 9;
 
 /// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
-pub type OptionCallback =
-    extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
+pub type OptionCallback = extern "C" fn(value: c_int, argument: Text, remote: c_int) -> c_int;
 
 /// `struct spank_option`. Slurm copies it when it is registered or asked for.
 #[repr(C)]
 struct RawOption {
-    name: *const c_char,
-    arginfo: *const c_char,
+    name: Text,
+    arginfo: Text,
     /// Must not be NULL.
-    usage: *const c_char,
+    usage: Text,
     /// 0 no argument, 1 required, 2 optional, as for getopt_long(3).
     has_arg: c_int,
     val: c_int,
@@ -39,34 +40,23 @@ struct RawOption {
 unsafe extern "C" {
     safe fn spank_context() -> c_int;
     fn spank_get_item(spank: Spank, item: c_int, ...) -> c_int;
-    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int)
-    -> c_int;
-    fn spank_setenv(
-        spank: Spank,
-        name: *const c_char,
-        value: *const c_char,
-        overwrite: c_int,
-    ) -> c_int;
-    fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
+    fn spank_getenv(spank: Spank, name: Text, buffer: *mut c_char, length: c_int) -> c_int;
+    fn spank_setenv(spank: Spank, name: Text, value: Text, overwrite: c_int) -> c_int;
+    fn spank_unsetenv(spank: Spank, name: Text) -> c_int;
     /// Crashes Slurm outside init and init_post_opt of the local and allocator contexts
     /// (docs/facts/slurm.md#calls-that-crash-slurm).
-    fn spank_job_control_setenv(
-        spank: Spank,
-        name: *const c_char,
-        value: *const c_char,
-        overwrite: c_int,
-    ) -> c_int;
-    fn spank_job_control_unsetenv(spank: Spank, name: *const c_char) -> c_int;
+    fn spank_job_control_setenv(spank: Spank, name: Text, value: Text, overwrite: c_int) -> c_int;
+    fn spank_job_control_unsetenv(spank: Spank, name: Text) -> c_int;
     fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
     fn spank_option_getopt(
         spank: Spank,
         option: *mut RawOption,
         argument: *mut *mut c_char,
     ) -> c_int;
-    fn slurm_error(format: *const c_char, ...);
-    fn slurm_info(format: *const c_char, ...);
+    fn slurm_error(format: Text, ...);
+    fn slurm_info(format: Text, ...);
     /// Always to the user, without a word like `error:` before it.
-    fn slurm_spank_log(format: *const c_char, ...);
+    fn slurm_spank_log(format: Text, ...);
 }
 
 pub fn context() -> Context {
@@ -111,8 +101,8 @@ pub unsafe fn text(text: *const c_char) -> Option<String> {
 const LONGEST_VALUE: usize = 64 << 10;
 const TASK_PROLOG: &CStr = c"task-prolog";
 
-type Setter = unsafe extern "C" fn(Spank, *const c_char, *const c_char, c_int) -> c_int;
-type Remover = unsafe extern "C" fn(Spank, *const c_char) -> c_int;
+type Setter = unsafe extern "C" fn(Spank, Text, Text, c_int) -> c_int;
+type Remover = unsafe extern "C" fn(Spank, Text) -> c_int;
 
 /// Slurm's handle, which only an entry point has while it runs, and its callback for options.
 pub struct Handle(pub Spank, pub OptionCallback);
@@ -170,7 +160,7 @@ fn srun_options() -> Option<*mut c_void> {
 }
 
 fn value_of(options: *mut c_void, option: &CStr) -> Option<String> {
-    type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
+    type Get = unsafe extern "C" fn(*mut c_void, Text) -> Text;
     let get = symbol(c"slurm_option_get")?;
     // SAFETY: the function of this name has this type in every release.
     let get: Get = unsafe { transmute(get) };
@@ -275,7 +265,7 @@ impl Slurm for Handle {
     }
 
     fn submit_option(&self, option: &CStr) -> Option<Option<String>> {
-        type IsSet = unsafe extern "C" fn(*mut c_void, *const c_char) -> bool;
+        type IsSet = unsafe extern "C" fn(*mut c_void, Text) -> bool;
         let (options, is_set) = (submitters_options()?, symbol(c"slurm_option_isset")?);
         // SAFETY: the function of this name has this type in every release.
         let is_set: IsSet = unsafe { transmute(is_set) };
@@ -285,7 +275,7 @@ impl Slurm for Handle {
     }
 
     fn set_task_prolog(&mut self, path: &str) {
-        type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
+        type Set = unsafe extern "C" fn(*mut c_void, Text, Text, bool) -> c_int;
         let set = symbol(c"slurm_option_set");
         let symbols = (srun_options(), set, CString::new(path));
         let (Some(options), Some(set), Ok(path)) = symbols else {

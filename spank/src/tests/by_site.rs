@@ -69,14 +69,24 @@ fn is_attached(slurm: SlurmDouble, node: &NodeDouble) -> bool {
 #[test]
 fn a_step_has_mps_if_its_tasks_meet_and_a_server_takes_them() {
     let plain = || node("mpirun a", "exec a");
-    for (tasks, connections, attached) in [
-        (4, "", true),
-        (1, "", false),
-        (4, "32", false),
-        (49, "", false),
+    let mut beside_others = of_site(RecordState::Ready);
+    beside_others.by_site.as_mut().unwrap().if_tasks_meet = false;
+    let mut gone = plain();
+    gone.ended = vec!["/run/mpsd/jobs/4711/pipe"];
+    let after = |state| NodeDouble::new().with_record(of_site(state));
+    for (node, tasks, connections, attached) in [
+        (plain(), 4, "", true),
+        (plain(), 1, "", false),
+        (plain().with_record(beside_others), 1, "", true),
+        (plain(), 4, "32", false),
+        (plain(), 49, "", false),
+        // After the daemon's end, or a failed start.
+        (gone, 4, "", false),
+        (after(RecordState::Failed), 4, "", false),
+        (after(RecordState::Refused), 4, "", false),
     ] {
         let slurm = step(tasks).job("CUDA_DEVICE_MAX_CONNECTIONS", connections);
-        let found = is_attached(slurm, &plain());
+        let found = is_attached(slurm, &node);
         assert_eq!(found, attached, "{tasks} {connections}");
     }
 }
@@ -120,14 +130,6 @@ fn a_task_reads_no_warning() {
 }
 
 #[test]
-fn a_single_task_has_mps_where_other_jobs_use_its_gpu() {
-    let mut record = of_site(RecordState::Ready);
-    record.by_site.as_mut().unwrap().if_tasks_meet = false;
-    let node = node("srun a", "exec a").with_record(record);
-    assert!(is_attached(step(1), &node));
-}
-
-#[test]
 fn a_script_that_names_nvidias_daemon_takes_its_job_out() {
     for script in [
         "nvidia-cuda-mps-control -d; srun a",
@@ -153,17 +155,6 @@ fn a_script_that_starts_programs_without_a_launcher_has_none_and_its_steps_have(
     assert!(is_attached(batch(), &node));
     let shell = SlurmDouble::step(INTERACTIVE).with(Item::TaskId, 0);
     assert!(!is_attached(shell, &node));
-}
-
-#[test]
-fn a_step_after_the_daemons_end_or_a_failed_start_runs_without_mps() {
-    let mut gone = node("srun a", "exec a");
-    gone.ended = vec!["/run/mpsd/jobs/4711/pipe"];
-    assert!(!is_attached(step(4), &gone));
-    for state in [RecordState::Failed, RecordState::Refused] {
-        let node = NodeDouble::new().with_record(of_site(state));
-        assert!(!is_attached(step(4), &node), "{state:?}");
-    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub const INTERACTIVE: u32 = 0xffff_fffa;
 
 pub type Env = BTreeMap<String, String>;
 
+#[derive(Default)]
 pub struct SlurmDouble {
     pub context: Context,
     pub items: BTreeMap<Item, u32>,
@@ -43,28 +44,14 @@ pub struct SlurmDouble {
 
 impl SlurmDouble {
     pub fn new(context: Context) -> Self {
-        let ids = [
-            (Item::JobId, 4711),
-            (Item::JobUid, 1000),
-            (Item::JobGid, 100),
-        ];
         let slurm = Self {
             context,
-            items: ids.into(),
-            job_env: Env::new(),
-            process_env: Env::new(),
-            script_env: Env::new(),
-            command_line: Vec::new(),
-            step_command: Vec::new(),
-            task_prolog: None,
             given: Some(Env::from([("gres".into(), "gpu:1".into())])),
-            registered: Vec::new(),
-            options: Vec::new(),
-            lines: RefCell::default(),
+            ..Self::default()
         };
-        slurm
-            .process("SLURMD_NODENAME", "n1")
-            .process("PATH", "/bin")
+        let slurm = slurm.with(Item::JobId, 4711).with(Item::JobUid, 1000);
+        let slurm = slurm.with(Item::JobGid, 100).process("PATH", "/bin");
+        slurm.process("SLURMD_NODENAME", "n1")
     }
 
     /// The second of four tasks of step `step`, or its slurmstepd.

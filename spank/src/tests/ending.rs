@@ -107,68 +107,62 @@ fn a_step_without_that_mps_is_told_nothing_of_it() {
     }
 }
 
-/// A job with four clients, whose MPS gave each of them a tenth of its only GPU.
-fn seen(clients: u64) -> (Record, Observations) {
+/// What is told at the end of four tasks. The MPS gave each client a tenth of its only GPU.
+fn told_of(
+    (step, first_rank): (u32, u32),
+    flags: &str,
+    clients: u64,
+    change: impl FnOnce(&mut Record),
+) -> Vec<String> {
     let mut own = record("4711", RecordState::Ready);
     own.daemons = vec![Daemon {
         threads: "10".parse().ok(),
         ..Daemon::default()
     }];
     own.gpus.truncate(1);
-    let usage = GpuUsage {
+    let gpu = GpuUsage {
         busy_percent: Some(92),
         ..GpuUsage::new(own.gpus[0].uuid.clone())
     };
-    let seen = Observations {
+    change(&mut own);
+    let mut node = NodeDouble::new().with_record(own);
+    node.observations = Some(Observations {
         clients,
         most_clients: clients,
         usage: Some(Usage {
-            gpus: vec![usage],
+            gpus: vec![gpu],
             ..Usage::default()
         }),
         ..Observations::default()
-    };
-    (own, seen)
-}
-
-/// What is told at the end of the four tasks of this step.
-fn told_of(step: u32, flags: &str, clients: u64, change: impl FnOnce(&mut Record)) -> Vec<String> {
-    let (mut own, observed) = seen(clients);
-    change(&mut own);
-    let mut node = NodeDouble::new().with_record(own);
-    node.observations = Some(observed);
-    let slurm = SlurmDouble::step(step).with(Item::TaskGlobalId, 0);
-    let mut process = begin(slurm, &node, flags);
-    exit(&mut process, &[0; 4]);
+    });
+    let mut process = begin(SlurmDouble::step(step), &node, flags);
+    for rank in first_rank..first_rank + 4 {
+        assert!(told(&process).is_empty(), "only at the end");
+        process.slurm.items.insert(Item::TaskGlobalId, rank);
+        exit(&mut process, &[0]);
+    }
     told(&process)
 }
 
 #[test]
 fn who_asked_for_mps_reads_one_line_of_it_at_the_end_and_who_did_not_reads_none() {
-    const USED: &str = "job 4711: on n1: 4 clients at once, GPU 92 % busy; mpsctl report 4711";
-    const NONE: &str = "job 4711: on n1: 0 clients: no CUDA program used its MPS, GPU 92 % busy; mpsctl report 4711";
-    const SHARED: &str =
-        "job 4711: on n1: 4 clients at once, in all jobs that share its MPS; mpsctl report 4711";
-    for (summary, shared, clients, step, rank, told_is) in [
-        (true, false, 4, 0, 0, USED),
-        (true, false, 4, BATCH, 0, USED),
-        (true, false, 0, 0, 0, NONE),
-        (true, true, 4, 0, 0, SHARED),
+    const USED: &str = "4 clients at once, GPU 92 % busy";
+    const NONE: &str = "0 clients: no CUDA program used its MPS, GPU 92 % busy";
+    const SHARED: &str = "4 clients at once, in all jobs that share its MPS";
+    for (summary, shared, clients, task, line) in [
+        (true, false, 4, (0, 0), Some(USED)),
+        (true, false, 4, (BATCH, 0), Some(USED)),
+        (true, false, 0, (0, 0), Some(NONE)),
+        (true, true, 4, (0, 0), Some(SHARED)),
         // A step's other nodes, and a job that its site brought in.
-        (true, false, 4, 0, 4, ""),
-        (false, false, 4, 0, 0, ""),
+        (true, false, 4, (0, 4), None),
+        (false, false, 4, (0, 0), None),
     ] {
-        let (mut own, observed) = seen(clients);
-        (own.summary, own.shared) = (summary, shared);
-        let mut node = NodeDouble::new().with_record(own);
-        node.observations = Some(observed);
-        let mut process = begin(SlurmDouble::step(step), &node, "mps");
-        for task in 0..4 {
-            process.slurm.items.insert(Item::TaskGlobalId, rank + task);
-            assert!(told(&process).is_empty(), "only at the end");
-            exit(&mut process, &[0]);
-        }
-        assert_eq!(told(&process).concat(), told_is);
+        let told = told_of(task, "mps", clients, |own| {
+            (own.summary, own.shared) = (summary, shared);
+        });
+        let line = line.map(|line| format!("job 4711: on n1: {line}; mpsctl report 4711"));
+        assert_eq!(told, Vec::from_iter(line));
     }
 }
 
@@ -183,7 +177,7 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
         (false, 0, own, none),
         (true, 4, all, "so far: 4 clients, 4 at once"),
     ] {
-        let told = told_of(0, "mps mps-report", clients, |own| {
+        let told = told_of((0, 0), "mps mps-report", clients, |own| {
             (own.report, own.shared) = (true, shared);
         });
         assert!(told.len() == 1 && told[0].starts_with(begin), "{told:?}");
@@ -199,7 +193,7 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
 fn a_job_with_a_script_ends_with_it() {
     for (script, step, is_told) in [(true, 7, false), (true, BATCH, true), (false, 7, true)] {
         for report in [false, true] {
-            let told = told_of(step, "mps", 4, |own| {
+            let told = told_of((step, 0), "mps", 4, |own| {
                 (own.script, own.report, own.summary) = (script, report, !report);
             });
             assert_eq!(told.len(), usize::from(is_told), "{script} {step}");

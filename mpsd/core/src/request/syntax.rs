@@ -255,6 +255,7 @@ impl Request {
     ) -> Result<Option<Self>, Refusal> {
         let text = String::from_utf8_lossy(account.as_ref());
         let is_project = |token: &&str| projects.iter().any(|project| project == token);
+        let is_between = |c: char| c == ',' || c == ';' || c.is_ascii_whitespace();
         let tokens = || text.split(is_between).filter(|token| !is_project(token));
         if let Some(refusal) = tokens().find_map(near_miss) {
             return Err(refusal);
@@ -357,10 +358,6 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
     };
     let why = or_meant(why, meant);
     Err(refuse(name, &why, Syntax::Flags.all_tokens()))
-}
-
-fn is_between(c: char) -> bool {
-    c == ',' || c == ';' || c.is_ascii_whitespace()
 }
 
 /// Everything else belongs to the site.
