@@ -130,28 +130,25 @@ fn leave_out(
     let (id, why) = match kind {
         StepKind::Job => {
             let text = script(slurm, node).unwrap_or_default();
-            match by_site::by_words(&text) {
-                Some(why) => (Ok(record.job.clone()), Some(why)),
-                None => {
-                    let of_environment = || by_site::by_environment(record, None, &lookup);
-                    let why = by_site::without_ranks(&text).or_else(of_environment);
-                    (Err(()), why)
-                }
-            }
+            let why = by_site::by_words(&text);
+            let id = why.as_ref().map(|_| record.job.clone());
+            let why = why.or_else(|| by_site::without_ranks(&text));
+            (
+                id,
+                why.or_else(|| by_site::by_environment(record, None, &lookup)),
+            )
         }
         StepKind::Step(number) => {
             let why = by_site::by_environment(record, tasks, &lookup);
-            let id = record.job.step(&number.to_string()).map_err(drop);
-            match why {
-                Some(_) => (id, why),
-                None => (Err(()), do_not_meet(slurm, record, tasks)),
-            }
+            let of_step = || record.job.step(&number.to_string()).ok();
+            let id = why.as_ref().and_then(|_| of_step());
+            (id, why.or_else(|| do_not_meet(slurm, record, tasks)))
         }
     };
     let Some(why) = why else { return };
     let line = Mode::auto_without(&why);
     slurm.log(Level::Info, &format!("job {}: {line}", record.job));
-    if let Ok(id) = id {
+    if let Some(id) = id {
         let mut left = Record::without_mps(id, record.uid, RecordState::Unneeded, line);
         left.by_site = record.by_site;
         let path = settings.paths.job(&left.job).record();
