@@ -22,7 +22,7 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Without the variable; and of a GPU for all clients (docs/facts/mps-control.md#clients).
+/// Of a client without the variable, and of a GPU (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
@@ -44,7 +44,8 @@ pub const JOB: &str = "MPSD_JOB";
 /// Our `CUDA_VISIBLE_DEVICES`, and after a colon the one before, if any: `qsub -V` carries ours
 /// into a job that would have the other without MPS.
 pub const DEVICES: &str = "MPSD_DEVICES";
-/// Of each launcher. Slurm is last: an MPI launcher inside a step inherits the step's.
+/// Where each launcher has the local rank and the number of ranks. Slurm is last: an MPI launcher
+/// inside a step inherits the step's.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),

@@ -18,7 +18,7 @@ pub struct KilledTask {
     pub rank: u32,
     pub pid: i32,
     pub signal: i32,
-    /// That the kernel had ended in the job by then; 0 also if that cannot be seen.
+    /// Processes that the kernel had ended for lack of memory; 0 also if that cannot be seen.
     #[serde(default)]
     pub oom_kills: u64,
 }

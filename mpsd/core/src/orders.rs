@@ -13,14 +13,14 @@ const FIRST: usize = 0;
 /// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
 type ByHabit = [usize; HABITS];
-/// Of a task that a GPU already has. The two kinds of blocks are often the same.
+/// Of a task that a GPU already has, by habit. The two kinds of blocks are often the same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
 /// For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
 /// More tasks, as a launcher may say, see the order of the bus: 16 GPUs take no more clients.
 const MOST_TASKS: usize = 1024;
 
-/// The first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
+/// By habit: the first, the rank modulo the GPUs, blocks of ranks, blocks rounded up (LAMMPS).
 fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
     [
         0,
@@ -55,7 +55,7 @@ fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// That a habit can bring to the same GPU; 1 if each can have its own: sharing is not our doing.
+/// The tasks that a habit can bring to one GPU; 1 if each can have its own.
 pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks <= gpus {
         return 1;

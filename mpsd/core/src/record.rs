@@ -175,15 +175,14 @@ pub struct Record {
 
 /// What each client of `daemons` may hold of `gpu`, MiB.
 pub fn memory_limit(daemons: &[Daemon], gpu: &GpuUuid) -> Option<u64> {
-    limit_on(daemons.iter().flat_map(|daemon| &daemon.memory), gpu)
+    let mut daemons = daemons.iter();
+    daemons.find_map(|daemon| limit_on(&daemon.memory, gpu))
 }
 
-pub fn limit_on<'l>(
-    limits: impl IntoIterator<Item = &'l (GpuUuid, u64)>,
-    gpu: &GpuUuid,
-) -> Option<u64> {
-    let mut limits = limits.into_iter();
-    limits.find(|(of, _)| of == gpu).map(|(_, mib)| *mib)
+/// MiB.
+pub fn limit_on(limits: &[(GpuUuid, u64)], gpu: &GpuUuid) -> Option<u64> {
+    let limit = limits.iter().find(|(of, _)| of == gpu);
+    limit.map(|(_, mib)| *mib)
 }
 
 impl Record {

@@ -360,7 +360,7 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
     Err(refuse(name, &why, Syntax::Flags.all_tokens()))
 }
 
-/// Everything else belongs to the site.
+/// `MPS`, or `MPS_` and letters. Everything else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
     let letters =
