@@ -1,6 +1,6 @@
 //! task_init.
 
-use super::double::{BATCH, INTERACTIVE, NodeDouble, Process, SlurmDouble, record};
+use super::double::{BATCH, NodeDouble, Process, SlurmDouble, record};
 use crate::handle::{Item, Level, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::record::RecordState;
@@ -258,7 +258,6 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
         node
     };
     for (step, node, line, flags, why) in [
-        (0, with(RecordState::Refused), "", "", "on n1: the reason"),
         (0, with(RecordState::Failed), "", "", "on n1: the reason"),
         (
             0,
@@ -275,7 +274,6 @@ fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
         // By the kernel's word: the user can write what the job's directory says.
         (0, ended(), "", "", "outside MPS"),
         (BATCH, ended(), "", "", "has ended"),
-        (INTERACTIVE, ended(), "", "", "has ended"),
     ] {
         let told = refused(SlurmDouble::step(step), &node, line, flags);
         let is_told = told.starts_with("job 4711: not started on n1: ") && told.contains(why);
