@@ -21,18 +21,14 @@ fn record(per_gpu: bool) -> Record {
 }
 
 fn bound(bind: &str) -> Record {
-    let bind = bind.parse().ok();
-    Record {
-        bind,
-        ..record(false)
-    }
+    let mut record = record(false);
+    record.bind = bind.parse().ok();
+    record
 }
 
 fn task(local: u32, of: impl Into<Option<u32>>) -> Task {
-    let rank = Some(Rank {
-        local,
-        of: of.into(),
-    });
+    let of = of.into();
+    let rank = Some(Rank { local, of });
     Task {
         rank,
         ..Task::default()
@@ -58,12 +54,9 @@ fn value(record: &Record, task: &Task, name: &str) -> Option<String> {
     change(record, task, name)?.value
 }
 
-fn left_by_another(task: Task) -> Task {
-    let inherited_job = Some("6".to_owned());
-    Task {
-        inherited_job,
-        ..task
-    }
+fn left_by_another(mut task: Task) -> Task {
+    task.inherited_job = Some("6".to_owned());
+    task
 }
 
 /// docs/facts/mps-control.md#clients: 15 clients with 8 connections, 3 with 32. The record has two
@@ -122,11 +115,12 @@ fn a_nodes_first_rank_is_warned_of_what_cuda_nccl_and_nvshmem_refuse() {
 /// docs/facts/programs.md#jax
 #[test]
 fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
-    let has = |devices: &str, task: Task| Task {
-        jax_devices: Some(devices.to_owned()),
-        ..task
+    let has = |devices: &str, mut task: Task| {
+        task.jax_devices = Some(devices.to_owned());
+        task
     };
     let of_first = || Some(Change::set(JAX_DEVICES, "0"));
+    let unset = Some(Change::unset(JAX_DEVICES));
     for (task, expected) in [
         (sees("1", task(1, 4)), of_first()),
         (sees("2", task(3, None)), of_first()),
@@ -135,10 +129,7 @@ fn only_a_rank_that_jax_would_leave_without_a_gpu_gets_its_device() {
         (sees("1", Task::default()), None),
         (has("0", sees("1", task(1, 4))), None),
         // Another job's launcher left it to a task that needs none. Any other value is its user's.
-        (
-            left_by_another(has("0", task(1, 4))),
-            Some(Change::unset(JAX_DEVICES)),
-        ),
+        (left_by_another(has("0", task(1, 4))), unset),
         (left_by_another(has("0,1", task(1, 4))), None),
     ] {
         let found = change(&record(false), &task, JAX_DEVICES);

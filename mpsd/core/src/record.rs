@@ -327,14 +327,11 @@ pub fn is_absent(path: &Path) -> bool {
 /// ready in time, or the record was removed. `limit`: for a record without its own.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
-    let mut waiting = Waiting {
-        limit,
-        ..Waiting::default()
-    };
+    let mut waiting = Waiting::default();
     loop {
         // The watch begins before the read, so that no change falls between them.
         let watch = watch(path);
-        match waiting.next(look(path)?, begin.elapsed()) {
+        match waiting.next(look(path)?, begin.elapsed(), limit) {
             Break(settled) => return settled.map(|record| record.map(|record| *record)),
             Continue(left) => wait(watch.as_ref(), left.min(UNSEEN)),
         }
@@ -362,7 +359,6 @@ fn wait(watch: Option<&Inotify>, limit: Duration) {
 /// One reader's wait for a record. It only decides: the reader reads, and waits.
 #[derive(Debug, Default)]
 struct Waiting {
-    limit: Duration,
     starting: Option<Box<Record>>,
     away_since: Option<Duration>,
 }
@@ -373,6 +369,7 @@ impl Waiting {
         &mut self,
         seen: RecordRead,
         elapsed: Duration,
+        limit: Duration,
     ) -> ControlFlow<Result<Option<Box<Record>>, String>, Duration> {
         let end = match &seen {
             RecordRead::Found(record) if record.state != RecordState::Starting => {
@@ -382,7 +379,7 @@ impl Waiting {
                 self.away_since = None;
                 self.starting = Some(record.clone());
                 match record.deadline_s {
-                    0 => self.limit,
+                    0 => limit,
                     own => Duration::from_secs(own.into()),
                 }
             }
@@ -411,18 +408,15 @@ mod tests {
     }
 
     fn steps(reads: &[(u64, RecordRead)]) -> String {
-        let limit = Duration::from_secs(20);
-        let mut waiting = Waiting {
-            limit,
-            ..Waiting::default()
-        };
-        let mut next = |(at, read): &(u64, RecordRead)| match waiting
-            .next(read.clone(), Duration::from_secs(*at))
-        {
-            Continue(left) => format!("wait {}", left.as_secs()),
-            Break(Ok(None)) => "without".to_owned(),
-            Break(Ok(Some(record))) => format!("{:?}", record.state),
-            Break(Err(why)) => why,
+        let mut waiting = Waiting::default();
+        let mut next = |(at, read): &(u64, RecordRead)| {
+            let [at, limit] = [*at, 20].map(Duration::from_secs);
+            match waiting.next(read.clone(), at, limit) {
+                Continue(left) => format!("wait {}", left.as_secs()),
+                Break(Ok(None)) => "without".to_owned(),
+                Break(Ok(Some(record))) => format!("{:?}", record.state),
+                Break(Err(why)) => why,
+            }
         };
         reads.iter().map(&mut next).collect::<Vec<_>>().join(", ")
     }
