@@ -49,8 +49,7 @@ impl PluginState {
         }
     }
 
-    /// Takes one flag; returns a refusal to be told. On a node (`remote`) the prolog and the task
-    /// refuse.
+    /// Returns a refusal to be told. On a node (`remote`) the prolog and the task refuse.
     pub fn take(&mut self, key: Key, argument: Option<&str>, remote: bool) -> Option<Refusal> {
         let taken = self.flags.take(key, argument);
         self.request = self.flags.request();

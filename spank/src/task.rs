@@ -355,8 +355,7 @@ impl NewTask<'_> {
         })
     }
 
-    /// The first task of the script, of the first step, or of a step's own MPS reports for its
-    /// node.
+    /// The first task of the script, the first step, or a step's own MPS reports for its node.
     fn is_first_of(&self, record: &Record) -> bool {
         let is_first = match self.kind {
             StepKind::Job => true,

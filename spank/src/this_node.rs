@@ -126,8 +126,7 @@ fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
     open(path, access | flags, Mode::empty()).map(File::from)
 }
 
-/// The directory above `step_M/slurm` in the cgroup of slurmstepd (`own`; version 2): `job_N`, or
-/// the job's SLUID.
+/// The part of slurmstepd's cgroup (version 2) above `step_M/slurm`: `job_N`, or a SLUID.
 fn job_cgroup(own: &str) -> Option<&str> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let (of_job, step) = path.strip_suffix("/slurm")?.rsplit_once('/')?;

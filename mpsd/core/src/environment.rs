@@ -57,8 +57,7 @@ pub const OF_SLURM: &str = "SLURM_LOCALID";
 /// How srun binds tasks to GPUs, in each task's environment (docs/facts/slurm.md#gpus-of-a-job).
 const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
-/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; above it are batch scripts, interactive shells and the
-/// like.
+/// `SLURM_MAX_NORMAL_STEP_ID` of slurm.h; above it are batch scripts, shells and the like.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
 /// Finds a variable's value in the environment of a process.
@@ -105,8 +104,7 @@ fn tasks_on_a_gpu(record: &Record, tasks: Option<u32>) -> u32 {
     tasks.unwrap_or(1).div_ceil(gpus.max(1))
 }
 
-/// Refuses tasks that would take more connections than their GPUs have: some would fail with 809
-/// or 2.
+/// Refuses tasks that need more connections than their GPUs have: some would get error 809 or 2.
 pub fn expect_connections(
     record: &Record,
     tasks: Option<u32>,

@@ -67,7 +67,8 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
-/// By task. Each takes the GPUs with the fewest tasks, in rounds until nothing improves.
+/// The GPU of each habit, by task. Each task takes the GPUs with the fewest tasks, in rounds until
+/// nothing improves.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();

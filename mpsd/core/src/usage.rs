@@ -24,8 +24,7 @@ pub struct Usage {
 pub struct GpuUsage {
     pub uuid: GpuUuid,
     pub memory_mib: Option<u64>,
-    /// Percent of the time in which a kernel ran (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no
-    /// sample.
+    /// Percent of the time with a kernel (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
     pub busy_percent: Option<u8>,

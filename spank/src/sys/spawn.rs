@@ -102,9 +102,8 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
         let status = child
             .try_wait()
             .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
-        // A read after the child's end gets all, even if a process that it left holds the pipe
-        // open. The rest of a long output is dropped, so that the program does not wait for a
-        // reader.
+        // Also after the child's end: a process that it left may hold the pipe open. The rest of a
+        // long output is dropped, so that the program waits for no reader.
         if !output.read(MOST_OUTPUT) {
             output.bytes.truncate(MOST_OUTPUT);
         }

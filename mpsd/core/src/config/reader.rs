@@ -35,8 +35,7 @@ pub(super) fn read_despite_errors(text: &str, node: &str) -> Settings {
     reader.settings
 }
 
-/// The parser guesses at a value's type: an error in a value names its key, and how that is
-/// written.
+/// The parser guesses at a value's type, so the value's key says how it is written.
 fn of_value(error: &toml::de::Error, text: &str) -> ConfigError {
     let is_double = error.message() == "duplicate key";
     let error = ConfigError::toml(error, 0..0);

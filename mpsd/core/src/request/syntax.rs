@@ -242,8 +242,7 @@ impl Request {
         Ok(request.unwrap_or_default())
     }
 
-    /// Of unknown encoding; `None`: no token is ours. Refuses a token that can only be meant for
-    /// us.
+    /// Of unknown encoding; `None`: no token is ours. Refuses what can only be meant for us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         Self::from_account_of(account, &[])
     }
