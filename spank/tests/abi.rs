@@ -26,13 +26,12 @@ fn it_exports_what_slurm_looks_for_and_needs_only_what_every_release_has() {
     let bytes = std::fs::read(profile.join("libspank_mps.so")).unwrap();
     let elf = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
     let names = |exported: bool| {
-        let symbols = elf
-            .dynamic_symbols()
-            .filter(|symbol| symbol.is_definition() == exported);
-        let names = symbols
-            .map(|symbol| symbol.name().unwrap())
-            .filter(|name| !name.is_empty());
-        names.collect::<BTreeSet<_>>()
+        let symbols = elf.dynamic_symbols();
+        let symbols = symbols.filter(|symbol| symbol.is_definition() == exported);
+        let names = symbols.map(|symbol| symbol.name().unwrap());
+        names
+            .filter(|name| !name.is_empty())
+            .collect::<BTreeSet<_>>()
     };
     assert_eq!(names(true), EXPORTS.split(' ').collect());
     let of_slurm = |name: &&str| name.starts_with("spank_") || name.starts_with("slurm_");
@@ -40,15 +39,11 @@ fn it_exports_what_slurm_looks_for_and_needs_only_what_every_release_has() {
     assert_eq!(imports, IMPORTS.split(' ').collect());
 
     let data = |name: &str| {
-        let symbol = elf
-            .dynamic_symbols()
-            .find(|symbol| symbol.name() == Ok(name))
-            .unwrap();
+        let mut symbols = elf.dynamic_symbols();
+        let symbol = symbols.find(|symbol| symbol.name() == Ok(name)).unwrap();
         let section = elf.section_by_name(".rodata").unwrap();
-        section
-            .data_range(symbol.address(), symbol.size())
-            .unwrap()
-            .unwrap()
+        let data = section.data_range(symbol.address(), symbol.size());
+        data.unwrap().unwrap()
     };
     assert_eq!(data("plugin_name"), b"mps\0");
     assert_eq!(data("plugin_type"), b"spank\0");

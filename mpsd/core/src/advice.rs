@@ -273,7 +273,7 @@ mod tests {
             seen: Observations::default(),
         };
         let uuid = job.gpus[0].uuid.clone();
-        let mut seen = Observations::default();
+        let seen = &mut job.seen;
         (seen.clients, seen.most_clients) = (4, 4);
         seen.take_memory(&uuid, &[1000; 4]);
         let mut gpu = GpuUsage {
@@ -283,10 +283,10 @@ mod tests {
             bandwidth_percent: Some(20),
             ..GpuUsage::new(uuid.clone())
         };
-        let changes = changes
+        for (name, value) in changes
             .split(' ')
-            .filter_map(|change| change.split_once('='));
-        for (name, value) in changes {
+            .filter_map(|change| change.split_once('='))
+        {
             let number: Option<u64> = value.parse().ok();
             let percent = number.map(|number| number as u8);
             match name {
@@ -315,7 +315,6 @@ mod tests {
             gpus: vec![gpu],
             ..Usage::default()
         });
-        job.seen = seen;
         job
     }
 

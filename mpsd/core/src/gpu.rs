@@ -171,29 +171,21 @@ impl Inventory {
 mod tests {
     use super::*;
 
-    fn gpu(capability: (u32, u32), mig: Mig) -> Gpu {
-        Gpu {
-            mig,
-            capability,
-            ..crate::testing::gpu(0, 1024)
-        }
-    }
-
     /// docs/facts/mps-control.md#clients
     #[test]
     fn the_driver_decides_how_many_clients_a_gpu_takes() {
-        let volta = gpu((7, 0), Mig::Off);
+        let mut gpu = crate::testing::gpu(0, 1024);
         for (driver, clients) in [("", 48), ("x", 48), ("580.159.04", 48), ("590.44.01", 60)] {
             let node = Inventory {
                 driver: driver.to_owned(),
                 ..Inventory::default()
             };
-            let taken = [None, Some(100)].map(|site| node.clients(&volta, site));
+            let taken = [None, Some(100)].map(|site| node.clients(&gpu, site));
             assert_eq!(taken, [clients, 100]);
         }
         for (slices, part) in [(3, 20), (1, 6), (7, 48)] {
-            let device = gpu((9, 0), Mig::Device { slices, of: 7 });
-            assert_eq!(Inventory::default().clients(&device, None), part);
+            gpu.mig = Mig::Device { slices, of: 7 };
+            assert_eq!(Inventory::default().clients(&gpu, None), part);
         }
     }
 

@@ -42,9 +42,8 @@ impl KilledTask {
 pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     let lines = bytes.split_inclusive(|byte| *byte == b'\n');
     let whole = lines.filter_map(|line| line.strip_suffix(b"\n"));
-    whole
-        .filter_map(|line| serde_json::from_slice(line).ok())
-        .collect()
+    let tasks = whole.map(serde_json::from_slice);
+    tasks.filter_map(Result::ok).collect()
 }
 
 /// In words; `is_client` knows the pids of clients, which may be children of tasks.

@@ -126,9 +126,7 @@ fn bound(name: &str, value: &mut Value) {
             list.truncate(entries);
             list.iter_mut().for_each(|entry| bound(name, entry));
         }
-        Value::Object(fields) => fields
-            .iter_mut()
-            .for_each(|(name, entry)| bound(name, entry)),
+        Value::Object(all) => all.iter_mut().for_each(|(name, entry)| bound(name, entry)),
         _ => {}
     }
 }
@@ -212,12 +210,8 @@ impl Observations {
         let none = self.refused.len();
         let none = (none > 0).then(|| format!("{none} got no context"));
         let of_all = shared.then(|| "in all jobs that share its MPS".to_owned());
-        let all: Vec<String> = [clients]
-            .into_iter()
-            .chain(none)
-            .chain(of_all)
-            .chain(self.busy(gpus, shared))
-            .collect();
+        let all = [Some(clients), none, of_all].into_iter().flatten();
+        let all: Vec<String> = all.chain(self.busy(gpus, shared)).collect();
         all.join(", ")
     }
 

@@ -96,10 +96,8 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     assert_eq!(observations.daemons_lost.len(), MOST);
     let mut lost = observations.daemons_lost.iter();
     assert!(lost.all(|one| clean(&one.to_string())));
-    for none in r#"|{|null|7|{"clients": -1}|{"gpus": [{"uuid": "/etc"}]}"#
-        .split('|')
-        .chain(["\u{0}"])
-    {
+    let none = r#"|{|null|7|{"clients": -1}|{"gpus": [{"uuid": "/etc"}]}"#;
+    for none in none.split('|').chain(["\u{0}"]) {
         assert_eq!(Observations::parse(none.as_bytes()), None, "{none:?}");
     }
 }

@@ -161,10 +161,8 @@ mod tests {
         for (rank, order) in orders.iter().enumerate() {
             let mut all = order.clone();
             all.sort_unstable();
-            assert!(
-                all.into_iter().eq(0..gpus),
-                "{rank} of {tasks} sees {order:?}"
-            );
+            let is_whole = all.into_iter().eq(0..gpus);
+            assert!(is_whole, "{rank} of {tasks} sees {order:?}");
             let each = tasks.div_ceil(gpus);
             let programs = [0, rank % gpus, rank * gpus / tasks, rank / each];
             for (habit, place) in programs.into_iter().enumerate() {

@@ -198,13 +198,9 @@ FOUR | 0-15 | 0-7 0-7 8-15 8-15 -> 0132
         for row in table.trim().lines() {
             let (case, expected) = row.split_once(" -> ").unwrap();
             let parts: Vec<&str> = case.split(" | ").collect();
-            let [near, tasks] =
-                [0, 2].map(|part: usize| parts[part].split(' ').collect::<Vec<_>>());
-            assert_eq!(
-                closest_to(&gpus(&near), parts[1], &tasks),
-                expected,
-                "{row}"
-            );
+            let [near, tasks] = [parts[0], parts[2]].map(|part| Vec::from_iter(part.split(' ')));
+            let found = closest_to(&gpus(&near), parts[1], &tasks);
+            assert_eq!(found, expected, "{row}");
         }
     }
 }

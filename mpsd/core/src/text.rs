@@ -118,10 +118,8 @@ mod tests {
     fn the_nearest_word_is_near() {
         let known = ["threads", "mem", "on", "off", "per-node", "per-gpu"];
         let meant = ["thread", "THRAEDS", "pergpu", "pre-node"].map(|word| nearest(word, known));
-        assert_eq!(
-            meant,
-            ["threads", "threads", "per-gpu", "per-node"].map(Some)
-        );
+        let near = ["threads", "threads", "per-gpu", "per-node"];
+        assert_eq!(meant, near.map(Some));
         for word in ["memory", "maybe", "x", "", &"threads".repeat(10)] {
             assert_eq!(nearest(word, known), None, "{word}");
         }

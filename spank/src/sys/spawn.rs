@@ -99,18 +99,16 @@ fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32
     let path = program.path.display();
     let deadline = Deadline::after(program.limit);
     loop {
-        let status = child
-            .try_wait()
-            .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
+        let status = child.try_wait();
+        let status = status.map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
         // Also after the child's end: a process that it left may hold the pipe open. The rest of a
         // long output is dropped, so that the program waits for no reader.
         if !output.read(MOST_OUTPUT) {
             output.bytes.truncate(MOST_OUTPUT);
         }
         if let Some(status) = status.filter(|_| !program.detached || output.source().is_none()) {
-            return status
-                .code()
-                .ok_or_else(|| format!("'{path}' ended by {status}"));
+            let code = status.code();
+            return code.ok_or_else(|| format!("'{path}' ended by {status}"));
         }
         if deadline.expired() {
             kill(&mut child);
@@ -178,9 +176,7 @@ mod tests {
         blocked.thread_unblock().unwrap();
         let field = |name: &str| {
             let line = status.lines.iter().find(|l| l.starts_with(name)).unwrap();
-            let mask = line
-                .trim_start_matches(name)
-                .trim_start_matches([':', '?', '\t', ' ']);
+            let mask = line.rsplit([':', '?', ' ']).next().unwrap();
             u64::from_str_radix(mask, 16).unwrap()
         };
         // SIGPIPE was ignored here; 32 and 33 are glibc's own.

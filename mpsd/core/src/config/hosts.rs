@@ -125,11 +125,8 @@ mod tests {
             n[1-2][0-9]       n10 n29             n9 n30 n100
             [0-18446744073709551615]   0 7 18446744073709551615   x 99999999999999999999999";
         for row in table.trim().lines() {
-            let columns: Vec<&str> = row
-                .split("  ")
-                .map(str::trim)
-                .filter(|text| !text.is_empty())
-                .collect();
+            let columns = row.split("  ").map(str::trim);
+            let columns: Vec<&str> = columns.filter(|text| !text.is_empty()).collect();
             let [list, inside, outside] = columns[..] else {
                 panic!("{row}")
             };

@@ -239,18 +239,15 @@ impl Request {
     }
 
     pub fn plan_lines(&self) -> impl Iterator<Item = String> {
-        Key::ALL
-            .into_iter()
-            .filter_map(|key| (key.row().plan)(self))
+        let all = Key::ALL.into_iter();
+        all.filter_map(|key| (key.row().plan)(self))
     }
 }
 
 impl fmt::Display for Request {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tokens = self
-            .values()
-            .map(|(key, value)| format!("{}={value}", key.row().token()));
-        out.write_str(&tokens.collect::<Vec<_>>().join(","))
+        let token = |(key, value): (Key, String)| format!("{}={value}", key.row().token());
+        out.write_str(&self.values().map(token).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -263,22 +260,15 @@ mod tests {
         for key in Key::ALL {
             let row = key.row();
             let read = |text: &str| Request::default().put(key, text);
-            for word in row.words.iter().chain(&row.bare) {
-                assert!(read(word).is_ok(), "{}: {word}", row.flag());
-            }
             // The examples of the help line: what stands between backquotes.
-            for word in row.help.split('`').skip(1).step_by(2) {
+            let examples = row.help.split('`').skip(1).step_by(2);
+            for word in examples.chain(row.words.iter().copied()).chain(row.bare) {
                 assert!(read(word).is_ok(), "{}: {word}", row.flag());
             }
             assert!(!row.value.is_empty() && row.help.matches('`').count() % 2 == 0);
-            assert!(
-                row.more.is_empty() || row.more.ends_with('.'),
-                "{}",
-                row.more
-            );
-            let Err(invalid) = read("\u{1}") else {
-                panic!("{}", row.flag())
-            };
+            let more = row.more;
+            assert!(more.is_empty() || more.ends_with('.'), "{more}");
+            let invalid = read("\u{1}").expect_err(&row.flag());
             assert_eq!(invalid.allowed, row.allowed, "{}", row.flag());
             // Slurm cuts longer names (spank.h, SPANK_OPTION_MAXLEN).
             assert!(row.flag().len() <= 75 && row.usage().starts_with("[mps] "));
