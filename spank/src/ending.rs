@@ -82,10 +82,8 @@ fn observed(node: &dyn Node, mps: &StepMps, patience: Duration) -> Option<Observ
 fn tell_use(slurm: &dyn Slurm, record: &Record, observed: &Observations) {
     if !record.report {
         let text = observed.summary(&record.gpus, record.shared);
-        return notice(
-            slurm,
-            &format!(": {text}; mpsctl report {}", record.job.whole()),
-        );
+        let job = record.job.whole();
+        return notice(slurm, &format!(": {text}; mpsctl report {job}"));
     }
     let facts = Facts {
         gpus: &record.gpus,

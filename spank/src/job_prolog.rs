@@ -201,7 +201,6 @@ fn unprefixed(line: &str) -> String {
     let mut names = ["mps-prologue: ", "mps-epilogue: "].iter();
     let named = names.find_map(|name| line.strip_prefix(name));
     let of_job = named.and_then(|named| named.strip_prefix("job ")?.split_once(": "));
-    of_job
-        .map_or(named.unwrap_or(line), |(_, rest)| rest)
-        .to_owned()
+    let rest = of_job.map(|(_, rest)| rest).or(named);
+    rest.unwrap_or(line).to_owned()
 }

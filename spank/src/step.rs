@@ -7,13 +7,13 @@
 use crate::handle::{Item, Level, Node, Program, ProgramResult, Slurm};
 use crate::job_prolog::{self, program};
 use crate::state::{PluginState, StepState};
+use mpsd_core::Request;
 use mpsd_core::by_site;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{THREADS, VISIBLE_DEVICES};
 use mpsd_core::plugin_line::Arguments;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
-use mpsd_core::{Refusal, Request};
 use std::path::Path;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option and has no task of the user.
@@ -86,22 +86,17 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
                     state.imply_mode();
                 }
                 Ok(record) if !is_component(slurm) => {
-                    let (request, step) = (&state.request, &mut state.step);
-                    match own_daemon(
-                        slurm,
-                        request,
-                        step,
-                        line,
-                        settings,
-                        number,
-                        record.as_ref(),
-                    ) {
+                    let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
+                    let gpus = state.step.gpus.unwrap_or_default();
+                    let helps = |mode| mode != Mode::Auto || Mode::auto_helps(tasks, gpus);
+                    match request_of_step(state, record.as_ref()) {
                         Ok(None) => {}
-                        Ok(Some(mut program)) => {
-                            let sluid = node.sluid().map(|sluid| ("SLURM_JOB_SLUID".into(), sluid));
-                            program.environment.extend(sluid);
-                            let result = run(slurm, node, number, &program);
-                            state.step.failure = job_prolog::failure(&result);
+                        Ok(Some((request, _))) if !helps(request.mode) => {
+                            state.step.unneeded = Some(Mode::counted(tasks, gpus));
+                        }
+                        Ok(Some(request)) => {
+                            let failure = start(slurm, node, line, settings, number, request);
+                            state.step.failure = failure;
                             state.step.own_daemon = true;
                         }
                         Err(why) => state.step.failure = Some(why),
@@ -171,40 +166,38 @@ fn do_not_meet(slurm: &dyn Slurm, record: &Record, tasks: Option<u32>) -> Option
     (!Mode::auto_helps(tasks, gpus)).then(|| Mode::counted(tasks, gpus))
 }
 
-/// The `mps-prologue` of a step's own daemon, if it gets one; the error says why it cannot.
-/// `of_job`: the record of its job, to which `auto` gave nothing.
-fn own_daemon(
-    slurm: &dyn Slurm,
-    request: &Result<Option<Request>, Refusal>,
-    step: &mut StepState,
-    line: &Arguments,
-    settings: &Settings,
-    number: u32,
+/// What a step asks for, and whether its site did. `of_job`: the record of its job, to which `auto`
+/// gave nothing.
+fn request_of_step(
+    state: &PluginState,
     of_job: Option<&Record>,
-) -> Result<Option<Program>, String> {
-    let request = request.clone().map_err(|e| e.to_string())?;
+) -> Result<Option<(Request, bool)>, String> {
+    let request = state.request.clone().map_err(|e| e.to_string())?;
     let by_site = request.is_none() && of_job.is_some_and(|record| record.by_site.is_some());
-    if by_site && step.left_out.is_some() {
+    if by_site && state.step.left_out.is_some() {
         return Ok(None);
     }
     let of_job = of_job.and_then(|record| record.request.clone());
-    let Some(request) = request.or(of_job).filter(Request::is_on) else {
-        return Ok(None);
-    };
-    if request.mode == Mode::Auto {
-        let tasks = slurm.item(Item::LocalTasks).unwrap_or_default();
-        let gpus = step.gpus.unwrap_or_default();
-        if !Mode::auto_helps(tasks, gpus) {
-            step.unneeded = Some(Mode::counted(tasks, gpus));
-            return Ok(None);
-        }
-    }
+    let request = request.or(of_job).filter(Request::is_on);
+    Ok(request.map(|request| (request, by_site)))
+}
+
+/// Starts the step's own daemon; returns why that failed.
+fn start(
+    slurm: &dyn Slurm,
+    node: &dyn Node,
+    line: &Arguments,
+    settings: &Settings,
+    number: u32,
+    (request, by_site): (Request, bool),
+) -> Option<String> {
     let request = request.to_string();
     let mut words = vec!["--request", &request, "--record", "--wait", "started"];
     words.extend(by_site.then_some("--by-site"));
-    let environment = environment(slurm, number);
+    let mut environment = environment(slurm, number);
+    environment.extend(node.sluid().map(|sluid| ("SLURM_JOB_SLUID".into(), sluid)));
     let program = program(&line.prologue, line, settings, &words, environment);
-    Ok(Some(program))
+    job_prolog::failure(&run(slurm, node, number, &program))
 }
 
 fn run(slurm: &dyn Slurm, node: &dyn Node, number: u32, program: &Program) -> ProgramResult {

@@ -51,10 +51,9 @@ const NO_GPU: &str = "--mps: this job asks for no GPU, and is refused on its nod
 fn asks_for_no_gpu(slurm: &dyn Slurm) -> bool {
     let names_gpus = |gres: String| GRES_OF_GPUS.iter().any(|name| gres.contains(name));
     let gres = slurm.submit_option(GRES);
+    let mut others = MAY_GIVE_GPUS.iter();
     gres.is_some_and(|gres| !gres.is_some_and(names_gpus))
-        && MAY_GIVE_GPUS
-            .iter()
-            .all(|option| slurm.submit_option(option) == Some(None))
+        && others.all(|option| slurm.submit_option(option) == Some(None))
 }
 
 fn option_variable(key: Key) -> String {
@@ -138,9 +137,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &mut PluginState) -> Verdict {
     // component's, since Slurm hands them on, and so do we.
     let is_component = slurm.process_env("SLURM_HET_SIZE").is_some() && state.asks();
     let has_mps = |job: &Option<Request>| job.as_ref().is_some_and(Request::is_on);
-    let is_needed = state
-        .request_on()
-        .is_some_and(|request| request.mode != Mode::Auto);
+    let mode = state.request_on().map(|request| request.mode);
+    let is_needed = mode.is_some_and(|mode| mode != Mode::Auto);
     let refusal = match (request, &state.line) {
         (Err(refusal), _) => refusal.to_string(),
         (_, Err(why)) => format!("--mps cannot be given here: {why}"),

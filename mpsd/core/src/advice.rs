@@ -140,10 +140,8 @@ fn no_client(facts: &Facts<'_>) -> Option<String> {
 fn memory(facts: &Facts<'_>) -> Option<String> {
     // A server that is full refuses a client beside others.
     let no_context = facts.seen.refused.iter().any(|refused| refused.beside == 0);
-    let limits = facts
-        .gpus
-        .iter()
-        .filter_map(|gpu| memory_limit(facts.daemons, &gpu.uuid));
+    let gpus = facts.gpus.iter();
+    let limits = gpus.filter_map(|gpu| memory_limit(facts.daemons, &gpu.uuid));
     if let Some(limit) = limits.min().filter(|_| no_context) {
         return Some(format!(
             "a client got no context under its limit of {limit} MiB, of which the context is a part: ask for more (--mps-mem)"

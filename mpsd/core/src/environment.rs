@@ -70,9 +70,8 @@ pub fn rank(lookup: Lookup<'_>) -> Option<(Rank, &'static str)> {
     // On 26.05 a batch script and an interactive shell have a negative number
     // (docs/facts/slurm.md#environment-of-a-task).
     let in_step = number("SLURM_STEP_ID").is_some_and(|id: u32| id < FIRST_SPECIAL_STEP);
-    let mut launchers = LAUNCHERS
-        .iter()
-        .filter(|(name, _)| in_step || *name != OF_SLURM);
+    let launchers = LAUNCHERS.iter();
+    let mut launchers = launchers.filter(|(name, _)| in_step || *name != OF_SLURM);
     launchers.find_map(|(name, size)| {
         let (local, of) = (number(name)?, number(size));
         Some((Rank { local, of }, *name))
@@ -346,9 +345,8 @@ pub fn is_of_job(path: &str, id: &str) -> bool {
     let own = [OsStr::new(JOBS), OsStr::new(&name)];
     let is_shared =
         |name: &OsStr| JobId::parse(&name.to_string_lossy()).is_ok_and(|id| id.is_shared());
-    parts
-        .windows(2)
-        .any(|pair| pair == own || pair[0] == SHARED && is_shared(pair[1]))
+    let mut pairs = parts.windows(2);
+    pairs.any(|pair| pair == own || pair[0] == SHARED && is_shared(pair[1]))
 }
 
 fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T>, Refusal> {

@@ -76,9 +76,8 @@ impl JobId {
 
     pub fn is_shared(&self) -> bool {
         let is_gpu = |name: &str| name.starts_with("GPU-") || name.starts_with(MIG);
-        self.0
-            .split_once('-')
-            .is_some_and(|(uid, gpu)| is_digits(uid) && is_gpu(gpu))
+        let ids = self.0.split_once('-');
+        ids.is_some_and(|(uid, gpu)| is_digits(uid) && is_gpu(gpu))
     }
 
     pub fn as_str(&self) -> &str {

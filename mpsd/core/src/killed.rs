@@ -103,10 +103,8 @@ mod tests {
         let all = [task(3, 9), script];
         let text: String = all.iter().filter_map(|task| task.line(0)).collect();
         assert_eq!(parse(text.as_bytes()), all);
-        let garbled = format!(
-            "{text}0 1 2\n{{\"rank\":-1}}\n\n\u{1b}[m\n{}",
-            text.trim_end()
-        );
+        let cut = text.trim_end();
+        let garbled = format!("{text}0 1 2\n{{\"rank\":-1}}\n\n\u{1b}[m\n{cut}");
         assert_eq!(text.lines().count(), 2);
         let all = [&all[..], &all[..1]].concat();
         assert_eq!(parse(garbled.as_bytes()), all, "the last has no end");

@@ -83,9 +83,8 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     // GPU by the first place.
     let score = |dealt: &[ByHabit]| {
         let mut now = crowds(dealt, gpus);
-        let worse = (1..HABITS)
-            .filter(|habit| now[*habit] > without[*habit])
-            .count();
+        let is_worse = |habit: &usize| now[*habit] > without[*habit];
+        let worse = (1..HABITS).filter(is_worse).count();
         (worse, std::mem::take(&mut now[FIRST]))
     };
     let even = (0, without[IN_TURN].clone());

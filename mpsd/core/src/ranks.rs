@@ -115,9 +115,8 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
     let share = |cpus: &BTreeSet<u32>| cpus.intersection(&own).count();
     let shares: Vec<usize> = local.iter().map(share).collect();
     let most = shares.iter().max();
-    let near: Vec<usize> = (0..gpus.len())
-        .filter(|place| shares.get(*place) == most)
-        .collect();
+    let is_near = |place: &usize| shares.get(*place) == most;
+    let near: Vec<usize> = (0..gpus.len()).filter(is_near).collect();
     if near.len() == gpus.len() {
         return Ok(None);
     }

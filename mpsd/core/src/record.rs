@@ -293,8 +293,7 @@ pub fn by_sluid(
 ) -> Option<JobId> {
     let has_it = |job: &JobId| found(&path(job))?.sluid.filter(|own| own == sluid);
     let mut jobs = jobs.into_iter();
-    jobs.find(|job| has_it(job).is_some())
-        .map(|job| job.whole())
+    Some(jobs.find(|job| has_it(job).is_some())?.whole())
 }
 
 /// A job without a directory has no record, even if the way there is damaged: it must run.

@@ -8,7 +8,7 @@
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
 use nix::libc;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 
@@ -208,9 +208,9 @@ impl Slurm for Handle {
     }
 
     fn all_process_env(&self) -> Vec<(String, String)> {
-        std::env::vars_os()
-            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-            .collect()
+        let text =
+            |(k, v): (OsString, OsString)| Some((k.into_string().ok()?, v.into_string().ok()?));
+        std::env::vars_os().filter_map(text).collect()
     }
 
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool {
@@ -289,9 +289,8 @@ impl Slurm for Handle {
 
     fn is_batch(&self) -> bool {
         let program = std::env::current_exe().unwrap_or_default();
-        program
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"sbatch"))
+        let name = program.file_name().unwrap_or_default();
+        name.as_encoded_bytes().starts_with(b"sbatch")
     }
 
     fn register(&mut self, key: Key) {

@@ -58,9 +58,8 @@ impl SlurmDouble {
     pub fn step(step: u32) -> Self {
         let slurm = Self::new(Context::Remote).with(Item::StepId, step);
         let slurm = slurm.with(Item::LocalTasks, 4).with(Item::TaskId, 1);
-        slurm
-            .job("SLURM_STEP_GPUS", "2")
-            .job("CUDA_VISIBLE_DEVICES", "0")
+        let slurm = slurm.job("SLURM_STEP_GPUS", "2");
+        slurm.job("CUDA_VISIBLE_DEVICES", "0")
     }
 
     pub fn with(mut self, item: Item, value: u32) -> Self {

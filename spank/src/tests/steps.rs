@@ -15,10 +15,9 @@ fn a_step_that_asks_in_a_job_without_gets_its_own() {
     let environment = node.ran.borrow()[0].environment.clone();
     let expected = "SLURM_JOB_ID=4711 SLURM_STEP_ID=3 SLURM_STEP_NUM_NODES=1 SLURM_JOB_UID=1000 SLURM_JOB_GID=100 \
                     SLURM_STEP_NUM_TASKS=4 SLURM_STEP_GPUS=2 CUDA_VISIBLE_DEVICES=0 SLURMD_NODENAME=n1 SLURM_JOB_SLUID=sEKNKTV3WPV500";
-    let environment = environment
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"));
-    assert_eq!(environment.collect::<Vec<_>>().join(" "), expected);
+    let line = |(name, value): &(String, String)| format!("{name}={value}");
+    let environment: Vec<_> = environment.iter().map(line).collect();
+    assert_eq!(environment.join(" "), expected);
     process.call(Callback::Exit);
     let ran = node.ran.borrow();
     assert_eq!(ran.len(), 2);

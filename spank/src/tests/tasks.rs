@@ -39,9 +39,8 @@ fn value<'a>(slurm: &'a SlurmDouble, name: &str) -> Option<&'a str> {
 
 /// A step whose GPUs Slurm does not name.
 fn unnamed() -> SlurmDouble {
-    SlurmDouble::step(0)
-        .job("SLURM_STEP_GPUS", "")
-        .job(GPUS, "")
+    let slurm = SlurmDouble::step(0).job("SLURM_STEP_GPUS", "");
+    slurm.job(GPUS, "")
 }
 
 #[test]

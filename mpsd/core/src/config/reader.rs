@@ -134,10 +134,8 @@ impl<'a> Reader<'a> {
         if let DeValue::Array(sections) = value.into_inner() {
             return sections.into_iter().collect();
         }
-        self.say(
-            key.span(),
-            "node is written as [[node]], once for each section",
-        );
+        let why = "node is written as [[node]], once for each section";
+        self.say(key.span(), why);
         Vec::new()
     }
 

@@ -91,9 +91,8 @@ pub(super) trait Value: Serialize + Sized {
 
     /// The value as it would stand in the file; `None`: not set.
     fn written(&self) -> Option<String> {
-        toml::Value::try_from(self)
-            .ok()
-            .map(|value| value.to_string())
+        let value = toml::Value::try_from(self).ok()?;
+        Some(value.to_string())
     }
 }
 

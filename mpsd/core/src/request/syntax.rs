@@ -197,9 +197,8 @@ impl Flags {
         refuse_if_long("the --mps flags", self.given().map(length).sum())?;
         let mut parser = Parser::new(Syntax::Flags);
         for (key, value) in self.given() {
-            let list = value
-                .filter(|_| key.row().list)
-                .map(|text| text.replace(',', ":"));
+            let list = value.filter(|_| key.row().list);
+            let list = list.map(|text| text.replace(',', ":"));
             parser.take(key, &name(key), list.as_deref().or(value))?;
         }
         Ok(parser)
@@ -231,10 +230,8 @@ impl Request {
         let mut flags = Flags::default();
         let mut words = line.split_whitespace();
         while let Some(word) = words.next() {
-            let (name, value) = word
-                .split_once('=')
-                .map_or((word, None), |(n, v)| (n, Some(v)));
-            let key = key_of_flag(name)?;
+            let (name, value) = word.split_once('=').unzip();
+            let key = key_of_flag(name.unwrap_or(word))?;
             let value = value.or_else(|| key.row().bare.is_none().then(|| words.next()).flatten());
             flags.take(key, value)?;
         }
@@ -385,10 +382,8 @@ fn near_miss(token: &str) -> Option<Refusal> {
     }
     let meant = Syntax::Account.token(key, Some(value.or(row.bare).unwrap_or(row.value)));
     let why = or_meant("not written as a request", Some(one_line(&meant, SHOWN)));
-    let allowed = format!(
-        "{}; a project of that name: projects in mpsd.toml",
-        row.allowed
-    );
+    let allowed = row.allowed;
+    let allowed = format!("{allowed}; a project of that name: projects in mpsd.toml");
     Some(refuse(token, &why, allowed))
 }
 
