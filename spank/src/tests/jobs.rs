@@ -4,7 +4,7 @@ use super::double::{NodeDouble, Process, SlurmDouble, ended, path_of, record};
 use crate::handle::{Context, ProgramResult, Verdict};
 use crate::plugin::Callback;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::record::{Record, RecordState};
+use mpsd_core::record::RecordState;
 
 fn script() -> SlurmDouble {
     SlurmDouble::new(Context::JobScript)
@@ -17,13 +17,6 @@ fn asking() -> SlurmDouble {
 fn prolog(slurm: SlurmDouble, node: &NodeDouble) -> (Verdict, SlurmDouble) {
     let mut process = Process::new(slurm, node, "");
     (process.call(Callback::JobProlog), process.slurm)
-}
-
-fn failed(kind: FailureKind) -> Record {
-    Record {
-        kind: Some(kind),
-        ..record("4711", RecordState::Failed)
-    }
 }
 
 #[test]
@@ -89,14 +82,18 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
 
 #[test]
 fn only_a_fault_on_a_site_that_drains_fails_the_prolog() {
-    let of = |kind| Some(failed(kind));
-    let fault = || of(FailureKind::Fault);
-    let unknown = || of(FailureKind::Undetermined);
+    let failed = |kind| {
+        let mut failed = record("4711", RecordState::Failed);
+        failed.kind = Some(kind);
+        Some(failed)
+    };
+    let fault = || failed(FailureKind::Fault);
+    let unknown = failed(FailureKind::Undetermined);
     let refused = || Some(record("4711", RecordState::Refused));
     for (code, lines, leaves, drains, verdict) in [
         (0, "", None, true, Verdict::Continue),
         (1, "refused", refused(), true, Verdict::Continue),
-        (2, "killed", unknown(), true, Verdict::Continue),
+        (2, "killed", unknown, true, Verdict::Continue),
         (2, "NVML is dead", fault(), true, Verdict::EndProcess),
         (2, "NVML is dead", fault(), false, Verdict::Continue),
         // A refusal is never a fault, whatever an older record says.

@@ -22,10 +22,6 @@ fn submit(slurm: SlurmDouble, line: &str, flags: &str) -> (Verdict, SlurmDouble)
     (verdict, process.slurm)
 }
 
-fn submit_in(context: Context, line: &str, flags: &str) -> (Verdict, SlurmDouble) {
-    submit(SlurmDouble::new(context), line, flags)
-}
-
 #[test]
 fn the_flags_are_offered_where_options_are_read_and_slurmd_reports_a_broken_line() {
     let all = Key::ALL.len();
@@ -50,7 +46,7 @@ fn the_flags_are_offered_where_options_are_read_and_slurmd_reports_a_broken_line
 fn a_submission_without_flags_changes_nothing_and_one_with_them_tells_the_prolog_who_submitted() {
     for (context, by) in SUBMITTERS {
         for line in ["", "unknown=1"] {
-            let (verdict, slurm) = submit_in(context, line, "");
+            let (verdict, slurm) = submit(SlurmDouble::new(context), line, "");
             assert_eq!(verdict, Verdict::Continue);
             assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
         }
@@ -70,7 +66,7 @@ fn refused_flags_stop_the_submission_under_optional_too() {
             ("", "mps-mem=4G", "--mps-mem=4G: "),
             ("config=/c unknown=1", "mps", "'unknown=1'"),
         ] {
-            let (verdict, slurm) = submit_in(context, line, flags);
+            let (verdict, slurm) = submit(SlurmDouble::new(context), line, flags);
             assert_eq!(verdict, Verdict::EndProcess);
             let errors = slurm.errors();
             assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
