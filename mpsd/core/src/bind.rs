@@ -2,11 +2,9 @@
 
 use super::limits::{carried_as_text, words};
 use super::orders;
-use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
-#[serde(try_from = "String", into = "String")]
 pub enum Bind {
     /// All; with at least one task for each GPU, each task in its own order.
     Auto,
@@ -37,9 +35,8 @@ impl Bind {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
-#[serde(try_from = "String", into = "String")]
 pub enum DeviceNames {
     /// The daemon's own numbers if they name the same GPUs without the daemon, else UUIDs.
     Auto,

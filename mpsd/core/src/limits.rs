@@ -3,7 +3,6 @@
 //! never to 0.
 
 use crate::text::is_digits;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -28,8 +27,7 @@ impl Invalid {
 }
 
 /// From 1 to 100, in tenths: the control daemon prints, and so proves, one decimal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percent(u16);
 
 impl Percent {
@@ -84,8 +82,7 @@ impl fmt::Display for Percent {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Amount {
     /// Whole MiB, at least 1: the unit in which limits are sent to the control daemon.
     Mebibytes(u64),
@@ -162,9 +159,8 @@ impl fmt::Display for Amount {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
-#[serde(try_from = "String", into = "String")]
 pub enum Priority {
     /// 0, the vendor's default.
     Normal,
@@ -223,15 +219,15 @@ fn decimal(text: &str) -> Option<(u128, bool)> {
 /// Serde carries these values as their canonical text, so that what is read back is checked again.
 macro_rules! carried_as_text {
     ($($type:ty),+) => {$(
-        impl TryFrom<String> for $type {
-            type Error = <Self as ::std::str::FromStr>::Err;
-            fn try_from(text: String) -> Result<Self, Self::Error> {
-                text.parse()
+        impl ::serde::Serialize for $type {
+            fn serialize<S: ::serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+                out.collect_str(self)
             }
         }
-        impl From<$type> for String {
-            fn from(value: $type) -> String {
-                value.to_string()
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = <String as ::serde::Deserialize>::deserialize(from)?;
+                text.parse().map_err(::serde::de::Error::custom)
             }
         }
     )+};

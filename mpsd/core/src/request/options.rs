@@ -87,8 +87,7 @@ macro_rules! options {
         static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $(Row { $($row)+ ..Row::PLAIN }),+];
 
         /// Its text, also for serde, is the account string `MPS=per-node,MPS_THREADS=30:70`.
-        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Request {
             pub mode: Mode,
             $($(#[$doc])* pub $field: Option<$type>,)+

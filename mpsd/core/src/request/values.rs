@@ -3,12 +3,10 @@
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
 use crate::text::count;
 use derive_more::Display;
-use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Display)]
 #[display(rename_all = "kebab-case")]
-#[serde(try_from = "String", into = "String")]
 pub enum Mode {
     #[default]
     Off,
@@ -57,8 +55,7 @@ impl FromStr for Mode {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum Threads {
     /// Twice the even share of the job's tasks on a GPU ([`Percent::auto`]).
     #[display("auto")]
@@ -85,8 +82,7 @@ impl FromStr for Threads {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum MemoryLimit {
     /// total / n, n = the job's tasks on a GPU.
     #[display("auto")]
