@@ -1,9 +1,8 @@
 //! A control group for each job: the only list of its processes that they cannot leave, and a file
-//! that ends them.
+//! that ends them (cgroups(7), `Documentation/admin-guide/cgroup-v2.rst`).
 //!
 //! It lies in cgroup v2, or else in systemd's named v1 hierarchy. That one cannot kill, and a user
-//! with a delegated cgroup can leave it. Source: cgroups(7),
-//! `Documentation/admin-guide/cgroup-v2.rst`.
+//! with a delegated cgroup can leave it.
 
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
@@ -21,22 +20,19 @@ use std::time::Duration;
 
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
-/// Bounds of a job's daemons. 48 clients on each of 16 GPUs need far less (a server alone takes 64
-/// MiB, docs/facts/mps-control.md#starting), and a node has far more. Four CPUs are for the start
-/// of many clients at once.
+/// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes
+/// 64 MiB, docs/facts/mps-control.md#starting). Four CPUs are for the start of many clients at once.
 const CEILINGS: [(&str, &str); 3] = [
     ("pids.max", "4096"),
     ("memory.max", "17179869184"),
     ("cpu.max", "400000 100000"),
 ];
-/// Only root may list these directories: a process that lists one can keep its lock, and root would
-/// wait for it.
+/// Only root may list these: a process that lists a directory can keep its lock.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Prefix of a cgroup that ends with the program that made it, whose pid follows. A job's id begins
-/// with a digit.
+/// Prefix of a cgroup that ends with its maker, whose pid follows. A job's id begins with a digit.
 const PASSING: &str = "of-";
 const MOST_NAMES: usize = 10_000;
 
@@ -54,8 +50,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes or takes the cgroup of a job, below `mpsd.service` or `mpsd`. `None`: this node has no
-    /// hierarchy that we may write.
+    /// Makes or takes a job's cgroup. `None`: this node has no hierarchy that we may write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
         for mount in hierarchies()? {
@@ -81,8 +76,7 @@ impl Cgroup {
         Self::make(&top, None, job).map(Some)
     }
 
-    /// The cgroup that [`Cgroup::create`] made for a job, if its maker ended before it could
-    /// journal the path.
+    /// What [`Cgroup::create`] made for a job whose start ended before it could journal the path.
     pub fn find(job: &str) -> Option<Self> {
         let mut bases = Self::usual_bases().into_iter();
         bases.find_map(|base| Self::open(&base.join(job)).ok().flatten())
@@ -102,19 +96,14 @@ impl Cgroup {
     /// Those whose makers were killed.
     pub fn left_behind(base: &Path) -> Vec<PathBuf> {
         let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
-        let left = |name: &&OsString| {
-            let maker = name
-                .to_str()
-                .and_then(|name| name.strip_prefix(PASSING)?.parse().ok());
-            maker.is_some_and(|pid| Process::find(pid).is_none())
+        let left = |name: &OsString| {
+            let maker = name.to_str()?.strip_prefix(PASSING)?.parse().ok()?;
+            Process::find(maker).is_none().then(|| base.join(name))
         };
-        let names = names.unwrap_or_default();
-        let names = names.iter().filter(left);
-        names.map(|name| base.join(name)).collect()
+        names.unwrap_or_default().iter().filter_map(left).collect()
     }
 
-    /// Takes the cgroup at a path that [`Cgroup::create`] chose; `None`: it is gone. Refuses a
-    /// root, and one that holds us.
+    /// Takes the cgroup at `path`; `None`: it is gone. Refuses a root, and one that holds us.
     pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let Some(dir) = Dir::find(path)? else {
             return Ok(None);
@@ -133,8 +122,7 @@ impl Cgroup {
         Ok(Some(cgroup))
     }
 
-    /// Whether the cgroup at `path`, there or gone, is of version 2. A user cannot move a process
-    /// out of root's v2 cgroup.
+    /// Whether the cgroup at `path`, there or gone, is of version 2: no user can leave root's.
     pub fn is_unified(path: &Path) -> bool {
         let held = path.ancestors().find_map(|above| Dir::open(above).ok());
         held.is_some_and(|dir| is_unified(&dir))
@@ -162,8 +150,6 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Sets the ceilings that this hierarchy has. If the directory above is `ours`, it must hand
-    /// the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -184,7 +170,7 @@ impl Cgroup {
         self.dir.listing()
     }
 
-    /// The processes in it, without defunct ones; none when it is gone.
+    /// Without defunct processes; none when it is gone.
     pub fn procs(&self) -> Result<Vec<i32>, FileError> {
         let text = match read_at(&self.dir, "cgroup.procs", MOST) {
             Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
@@ -195,25 +181,21 @@ impl Cgroup {
         Ok(pids.filter(|pid| *pid > 0).collect())
     }
 
-    /// Waits until no process is left in it, or the deadline.
     pub fn wait_until_empty(&self, deadline: Deadline) {
         while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
-    /// Sends SIGKILL to every process in it, without waiting for their end. Stops early at the
-    /// deadline, without error.
+    /// Sends SIGKILL to every process in it. Stops early at the deadline, without error.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
-            Ok(()) => Ok(()),
             // Before Linux 5.14, and on v1.
             Err(Errno::ENOENT) => self.kill_each(deadline),
-            Err(Errno::ENODEV) => Ok(()),
+            Ok(()) | Err(Errno::ENODEV) => Ok(()),
             Err(errno) => Err(self.fail("kill cgroup")(errno)),
         }
     }
 
-    /// Stops all processes, in rounds until no new one appears (a stopped process does not fork),
-    /// then kills all.
+    /// First stops them, in rounds until no new one appears: a stopped process does not fork.
     fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
@@ -231,8 +213,7 @@ impl Cgroup {
         all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
-    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal
-    /// reaches no other process.
+    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
@@ -253,12 +234,11 @@ impl Cgroup {
         // A killed process still counts for a moment.
         let patience = Deadline::after_ms(300);
         loop {
-            let removed = parent.remove_empty_dir(name);
-            let is_busy = removed
-                .as_ref()
-                .is_err_and(|error| error.errno() == Some(Errno::EBUSY));
-            if !(is_busy && patience.sleep(Duration::from_millis(5))) {
-                return removed;
+            match parent.remove_empty_dir(name) {
+                Err(error)
+                    if error.errno() == Some(Errno::EBUSY)
+                        && patience.sleep(Duration::from_millis(5)) => {}
+                removed => return removed,
             }
         }
     }
@@ -268,8 +248,7 @@ impl Cgroup {
             .is_some_and(|name| name == UNIT || name == PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep
-    /// the lock of the directory above it.
+    /// Removes our own directory after the last job; the kernel keeps one in use.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
@@ -281,14 +260,7 @@ impl Cgroup {
     }
 }
 
-/// The hierarchies in which a job's cgroup can be, the better kind first: v2, and systemd's v1
-/// hierarchy without controllers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Version {
-    Unified,
-    Named,
-}
-
+/// Those in which a job's cgroup can be, v2 before systemd's v1 hierarchy without controllers.
 fn hierarchies() -> Result<Vec<PathBuf>, FileError> {
     match mounts::all() {
         Ok(mounts) => Ok(better_first(mounts)),
@@ -298,17 +270,13 @@ fn hierarchies() -> Result<Vec<PathBuf>, FileError> {
 }
 
 /// If a hierarchy has several mounts, the mount at a usual place counts.
-fn better_first(all: Vec<Mount>) -> Vec<PathBuf> {
-    let hierarchy = |mount: Mount| match mount.kind.as_str() {
-        "cgroup2" => Some((Version::Unified, mount.path)),
-        "cgroup" if mount.has("name=systemd") => Some((Version::Named, mount.path)),
-        _ => None,
-    };
-    let mut mounts: Vec<_> = all.into_iter().filter_map(hierarchy).collect();
+fn better_first(mut all: Vec<Mount>) -> Vec<PathBuf> {
+    let is_named = |mount: &Mount| mount.kind == "cgroup" && mount.has("name=systemd");
     let is_usual = |path: &Path| USUAL.iter().any(|usual| path.as_os_str() == *usual);
-    mounts.sort_by_key(|(version, path)| (*version, !is_usual(path)));
-    mounts.dedup_by_key(|(version, _)| *version);
-    mounts.into_iter().map(|(_, path)| path).collect()
+    all.retain(|mount| mount.kind == "cgroup2" || is_named(mount));
+    all.sort_by_key(|mount| (is_named(mount), !is_usual(&mount.path)));
+    all.dedup_by_key(|mount| is_named(mount));
+    all.into_iter().map(|mount| mount.path).collect()
 }
 
 fn is_cgroup(dir: &Dir) -> bool {
@@ -319,9 +287,8 @@ fn is_unified(dir: &Dir) -> bool {
     fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Moves our hanging process to the root of each hierarchy. A user can make it hang, and in the
-/// job's cgroup it would drain the node (Slurm's "Kill task failed"). Each move waits for the
-/// kernel (10 ms on Linux 6.18).
+/// Moves our process, which a user made hang, to the root of each hierarchy: in the job's cgroup it
+/// would drain the node (Slurm's "Kill task failed"). A move takes 10 ms (Linux 6.18).
 pub fn leave(pid: i32) {
     let (top, text) = (Path::new("/sys/fs/cgroup"), pid.to_string());
     let Ok(dir) = Dir::open(top) else { return };
@@ -352,22 +319,17 @@ mod tests {
     impl Drop for TestCgroup {
         fn drop(&mut self) {
             let _ = self.0.kill(soon());
-            let _ = empties(&self.0, soon());
+            self.0.wait_until_empty(soon());
             let _ = self.0.remove();
             // Their base, after the last test.
-            if let Some(dir) = self
-                .0
-                .path()
-                .parent()
-                .filter(|dir| dir.ends_with(base()) || Cgroup::is_own_base(dir))
-            {
-                let _ = std::fs::remove_dir(dir);
+            let base_of_it = self.0.path().parent().unwrap();
+            if base_of_it.ends_with(base()) || Cgroup::is_own_base(base_of_it) {
+                let _ = std::fs::remove_dir(base_of_it);
             }
         }
     }
 
-    /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested
-    /// here.
+    /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested.
     fn everywhere(job: &str) -> Vec<TestCgroup> {
         let make = |mount: PathBuf| {
             let top = Dir::open(&mount).unwrap();
@@ -385,16 +347,8 @@ mod tests {
     }
 
     fn empties(cgroup: &Cgroup, deadline: Deadline) -> bool {
-        while !cgroup.procs().unwrap().is_empty() {
-            if !deadline.sleep(Duration::from_millis(5)) {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn count_reaches(cgroup: &Cgroup, count: usize) {
-        wait_until(|| cgroup.procs().unwrap().len() >= count);
+        cgroup.wait_until_empty(deadline);
+        cgroup.procs().unwrap().is_empty()
     }
 
     #[test]
@@ -416,8 +370,7 @@ mod tests {
         }
     }
 
-    /// Fifty processes of the job's user that ignore SIGTERM and start new ones as fast as they
-    /// can.
+    /// Fifty processes that ignore SIGTERM and start new ones as fast as they can.
     const BOMB: &str = "trap '' TERM; i=0; while [ $i -lt 50 ]; do (while :; do sleep 0.01; done) & i=$((i+1)); done; wait";
 
     #[test]
@@ -426,12 +379,11 @@ mod tests {
         type Killer = fn(&Cgroup) -> Result<(), FileError>;
         for TestCgroup(cgroup) in &everywhere("bomb") {
             let killers = [(|c| c.kill(soon())) as Killer, |c| c.kill_each(soon())];
-            for (kill, line, count) in killers.into_iter().flat_map(|kill| {
-                let stopped = "kill -STOP $$";
-                [(kill, BOMB, 51), (kill, stopped, 1)]
-            }) {
+            let lines = [(BOMB, 51), ("kill -STOP $$", 1)];
+            for (kill, (line, count)) in killers.map(|kill| lines.map(|line| (kill, line))).concat()
+            {
                 let mut child = start(cgroup, line);
-                count_reaches(cgroup, count);
+                wait_until(|| cgroup.procs().unwrap().len() >= count);
                 kill(cgroup).unwrap();
                 assert!(empties(cgroup, soon()), "{:?}", cgroup.path());
                 assert_eq!(child.wait(soon()), Some(crate::Exit::Signal(9)));
@@ -459,10 +411,12 @@ mod tests {
             let again = Cgroup::open(cgroup.path()).unwrap().unwrap();
             assert_eq!(again.path(), cgroup.path());
             let base = cgroup.path().parent().unwrap();
-            let root = Cgroup::open(base.parent().unwrap());
-            let root = root.unwrap_err().to_string();
-            let why = "is the root of a cgroup hierarchy";
-            assert!(root.ends_with(why), "{root}");
+            let root = Cgroup::open(base.parent().unwrap()).unwrap_err();
+            let root = root.to_string();
+            assert!(
+                root.ends_with("is the root of a cgroup hierarchy"),
+                "{root}"
+            );
             let under = Cgroup::create_under(base, "site").unwrap().unwrap();
             assert_eq!(under.path(), base.join("site"));
             assert!(under.remove().unwrap());
@@ -485,12 +439,9 @@ mod tests {
     fn the_base_is_made_and_removed_concurrently() {
         let _alone = alone();
         let homes = everywhere("home");
-        let Some(TestCgroup(home)) = homes.first() else {
-            return;
-        };
-        let top = home.path().to_owned();
+        let top = homes[0].0.path();
         let work = |hand: usize| {
-            let top = Dir::open(&top).unwrap();
+            let top = Dir::open(top).unwrap();
             move || {
                 for round in 0..40 {
                     let cgroup =
@@ -514,9 +465,10 @@ mod tests {
         let _alone = alone();
         let TestCgroup(cgroup) = &TestCgroup(Cgroup::create("unit-test-place").unwrap().unwrap());
         let base = cgroup.path().parent().unwrap();
-        let is_ours = [UNIT, PLAIN].iter().any(|name| base.ends_with(name));
-        assert!(is_ours, "{base:?}");
-        assert!(cgroup.path().exists());
+        assert!(
+            Cgroup::is_own_base(base) && cgroup.path().exists(),
+            "{base:?}"
+        );
     }
 
     /// Machines differ in which hierarchy has the controllers.
@@ -584,20 +536,19 @@ mod tests {
         40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd\n\
         41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n\
         42 31 0:38 / /mnt/again rw,relatime - cgroup2 cgroup2 rw\n";
+        let both = "/sys/fs/cgroup/unified /sys/fs/cgroup/systemd";
         let v1 = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
         let odd = "29 22 0:26 / /mnt/a\\040b\\ rw - cgroup2 none rw\n";
         for (mountinfo, paths) in [
-            (unified, &["/sys/fs/cgroup"][..]),
-            (
-                hybrid,
-                &["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"],
-            ),
-            (v1, &[]),
-            ("garbage\n\n1 2 3\n", &[]),
-            (odd, &["/mnt/a b\\"]),
+            (unified, "/sys/fs/cgroup"),
+            (hybrid, both),
+            (v1, ""),
+            ("garbage\n\n1 2 3\n", ""),
+            (odd, "/mnt/a b\\"),
         ] {
             let found = better_first(mounts::parse(mountinfo.as_bytes()));
-            assert_eq!(found, paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+            let found: Vec<_> = found.iter().map(|path| path.to_string_lossy()).collect();
+            assert_eq!(found.join(" "), paths);
         }
     }
 }

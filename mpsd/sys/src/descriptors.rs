@@ -1,5 +1,4 @@
-//! Descriptors: the three standard ones, those handed to this program by number, and waiting for
-//! one.
+//! Descriptors: the three standard ones, those handed to this program by number, waiting for one.
 #![allow(unsafe_code)]
 
 use super::deadline::Deadline;
@@ -35,8 +34,7 @@ pub(super) fn null() -> Result<OwnedFd, Errno> {
     open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// The reading end of a pipe that holds these bytes, and then its end. EAGAIN: more than a pipe
-/// holds, 4,096 at least.
+/// The reading end of a pipe with these bytes. EAGAIN: more than a pipe holds, 4,096 at least.
 pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -46,14 +44,13 @@ pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Takes descriptor `number`, which the parent left open. Call it once, and before anything else is
-/// opened. From now on exec closes it. EBADF: it is not open, or is one of the standard three.
+/// Takes descriptor `number`, which the parent left open; exec will close it. Call it once, before
+/// anything else is opened. EBADF: it is not open, or is one of the standard three.
 pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     if number < 3 || !raw::is_open(number) {
         return Err(Errno::EBADF);
     }
-    // SAFETY: the descriptor is open, and by this function's rule it has no other owner in this
-    // program.
+    // SAFETY: the descriptor is open, and by this function's rule it has no other owner.
     let owned = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     Ok(owned)
@@ -71,8 +68,7 @@ pub fn take_file(number: RawFd) -> Result<OwnedFd, Errno> {
     take(number)
 }
 
-/// Up to `cap` bytes of a file of `/proc` or of a cgroup, which never waits. A link as the last
-/// component is not followed.
+/// Up to `cap` bytes of a file of `/proc` or of a cgroup, which never waits; not through a link.
 pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
     let file = File::from(openat(directory, file, flags, Mode::empty())?);
@@ -88,8 +84,8 @@ pub(super) fn write_at(directory: impl AsFd, file: &str, text: &str) -> Result<(
     nix::unistd::write(&fd, text.as_bytes()).map(drop)
 }
 
-/// Reads to the first end of a line; `None`: the stream ended, or has more than `most` bytes.
-/// ETIMEDOUT at the deadline.
+/// The first line; `None`: the stream ended, or has more than `most` bytes. ETIMEDOUT at the
+/// deadline.
 pub fn read_line(
     fd: BorrowedFd<'_>,
     deadline: Deadline,

@@ -1,8 +1,7 @@
 //! Programs that must be ended later, with everything that they have started.
 //!
-//! A keeper, which is a child of this process, starts them. Orphans below it become its children.
-//! It ends them all when its work is done, or when this process is gone and its end of a pipe
-//! closes. If the keeper is killed, they become our children.
+//! A child of this process, the keeper, starts them and gets their orphans. It ends them all when
+//! its work is done, or when this process is gone. If the keeper is killed, we get its children.
 
 use super::deadline::{Deadline, Output};
 use super::guard::{answer_and_exit, in_session};
@@ -31,21 +30,14 @@ pub struct Family {
 }
 
 /// Orphans below this process become its children.
-///
-/// # Errors
-/// The kernel lacks it (before Linux 3.4).
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
 impl Family {
-    /// Starts a keeper that does `work` in a session of its own. It inherits only the descriptors
-    /// `kept`. With the leash of another keeper it would keep that one alive after us. `work` returns
-    /// when it is done, or when the descriptor that it gets becomes readable, because everything
-    /// must end then.
-    ///
-    /// # Errors
-    /// No process or pipe can be made.
+    /// Starts a keeper that does `work` in a session of its own, and inherits only the descriptors
+    /// `kept`: another keeper's leash would keep that one alive after us. `work` returns when it is
+    /// done, or when the descriptor that it gets becomes readable. Fails without process or pipe.
     pub fn start(
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce(BorrowedFd<'_>) -> Vec<u8>,
@@ -90,7 +82,7 @@ impl Family {
         })
     }
 
-    /// Tells the keeper to end everything, and does not wait for that.
+    /// Tells the keeper to end everything, without waiting.
     pub fn let_go(&mut self) {
         drop(self.leash.take());
     }
@@ -120,8 +112,8 @@ pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
-/// Ends all processes below this one: SIGTERM, then SIGKILL to those that are left, and to those
-/// that they have started since. Returns how our children among them ended.
+/// Ends all processes below this one, by SIGTERM and then SIGKILL. Returns how our children among
+/// them ended.
 pub fn end_descendants() -> Vec<(i32, Exit)> {
     let (polite, patience) = (Deadline::after(GRACE), Deadline::after(GRACE + AFTER_KILL));
     let own = nix::unistd::getpid().as_raw();
@@ -129,18 +121,15 @@ pub fn end_descendants() -> Vec<(i32, Exit)> {
     loop {
         ended.extend(reap_ended());
         let table = ProcessTable::scan();
-        let mut alive = table
-            .as_ref()
-            .map_or_else(Vec::new, |table| table.descendants(own));
-        alive.retain(|entry| {
-            !matches!(entry.stat.state, State::Defunct | State::Dead) || entry.stat.threads > 1
-        });
+        let below = table.iter().flat_map(|table| table.descendants(own));
+        let mut alive = below.map(|entry| &entry.stat).collect::<Vec<_>>();
+        alive
+            .retain(|stat| !matches!(stat.state, State::Defunct | State::Dead) || stat.threads > 1);
         if alive.is_empty() && table.is_some() {
             ended.extend(reap_ended());
             return ended;
         }
-        for entry in alive {
-            let id = entry.stat.id;
+        for id in alive.into_iter().map(|stat| stat.id) {
             let signal = match polite.expired() {
                 true => Signal::SIGKILL,
                 false if signalled.insert(id) => Signal::SIGTERM,

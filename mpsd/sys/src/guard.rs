@@ -1,9 +1,7 @@
-//! Work that may die or hang, done in a child. This process continues in any case, and reports what
-//! happened.
+//! Work that may die or hang, done in a child. This process continues, and reports what happened.
 //!
 //! [`run_guarded`] surrounds a whole program, because Torque counts a prologue that a signal ended
-//! as success. [`ask()`] surrounds one question that may hang in the kernel. [`detach`] does work
-//! that continues after the program has ended.
+//! as success. [`ask()`] surrounds one question that may hang in the kernel.
 
 use super::cgroup::leave;
 use super::deadline::{Deadline, Output};
@@ -33,15 +31,14 @@ const AFTER_KILL: Duration = Duration::from_secs(1);
 const BEHIND: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(5);
 
-/// Most that is kept for a reader that does not read. After that the writer waits, as it would
-/// without the guard. Bytes.
+/// Most that is kept for a reader that does not read, before the writer must wait. Bytes.
 const MOST_KEPT: usize = 1 << 20;
 /// A pipe that accepts a write accepts so much without waiting (PIPE_BUF, pipe(7)). Bytes.
 const PIECE: usize = 4096;
 const FILE_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GuardError {
+enum GuardError {
     #[error("it was ended by signal {0}")]
     Died(i32),
     #[error("it was not done at its deadline, and was ended")]
@@ -49,21 +46,19 @@ pub enum GuardError {
     #[error("it was not done at its deadline, and hangs in the kernel (state D) after SIGKILL")]
     Hangs,
     #[error("no process could be started for it: {0}")]
-    NotStarted(Errno),
+    NotStarted(#[from] Errno),
 }
 
-/// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes on to it
-/// SIGTERM, SIGINT and SIGHUP (unless ignored), and passes on what it writes. If this process is
-/// killed, so is the worker. Call it before anything else is set up.
-pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
-    let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
-    let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
-    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-    let signals = Signals::block(&signals).map_err(GuardError::NotStarted)?;
+/// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes SIGTERM, SIGINT
+/// and SIGHUP (unless ignored) on to it, and what it writes. It dies with this process.
+fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
+    let (out, their_out) = Relay::to(1)?;
+    let (err, their_err) = Relay::to(2)?;
+    let signals = Signals::block(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
     // If we inherited it as ignored, we and the worker would not learn how children end.
-    let _ = raw::default_action(Signal::SIGCHLD);
+    raw::default_action(Signal::SIGCHLD);
     let parent = nix::unistd::getpid();
-    let mut child = match raw::fork().map_err(GuardError::NotStarted)? {
+    let mut child = match raw::fork()? {
         Some(pid) => Child::adopt_as_ours(pid),
         None => {
             signals.restore();
@@ -96,16 +91,15 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Gu
     end
 }
 
-/// Passes on what each stream has: an unread stream does not stop the other. False while something
-/// is left.
+/// An unread stream does not stop the other. False while something is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
     streams
         .iter_mut()
         .fold(true, |all, stream| all & stream.pass())
 }
 
-/// [`guarded`] as an exit code; an end that was not the worker's decision is one line on standard
-/// error.
+/// Runs `worker` in a child that dies with this process; returns its code, 2 for a panic. Any other
+/// end is code 2 and one line on standard error. Call it before anything else is set up.
 pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u8) -> u8 {
     guarded(deadline, worker).unwrap_or_else(|lost| {
         complain(format!("{program}: {lost}\n").as_bytes());
@@ -134,9 +128,8 @@ fn watch(
     child.try_wait()
 }
 
-/// Runs `work` in a session of its own without our standard streams, and returns at once. The
-/// scheduler waits for descriptors of its own that the child has: close them first
-/// ([`descriptors::close_inherited`]).
+/// Runs `work` in a session of its own without our standard streams, and returns at once. A
+/// scheduler waits for its descriptors: [`descriptors::close_inherited`] first.
 pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     match raw::fork()? {
         Some(pid) => {
@@ -166,15 +159,14 @@ pub enum AskError {
     NotStarted(Errno),
 }
 
-/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: if
-/// it hangs for ever, it holds no stream that slurmd or qsub waits to see closed.
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: even
+/// if it hangs, it holds no stream that slurmd or qsub waits to see closed.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 
-/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the standard
-/// three.
-pub(super) fn ask_with(
+/// [`ask()`] of a child that has our descriptor `kept` as well, which is none of the first three.
+fn ask_with(
     kept: Option<BorrowedFd>,
     deadline: Deadline,
     question: impl FnOnce() -> Vec<u8>,
@@ -186,8 +178,7 @@ pub(super) fn ask_with(
         let mut keep = vec![writer.as_raw_fd()];
         keep.extend(kept.map(|fd| fd.as_raw_fd()));
         keep.sort_unstable();
-        // If the asker is killed, an end may undo what it began. The child must change nothing
-        // after that.
+        // If the asker is killed, an end may undo what it began: the child must not go on then.
         let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
         let bytes = in_session(tied, || {
             raw::close_all_except(&keep);
@@ -209,8 +200,7 @@ pub(super) fn ask_with(
     }
 }
 
-/// In a forked child: `work` in a session of its own, which the parent kills, without our standard
-/// streams. `None`: it failed.
+/// In a forked child: `work` in a session that the parent kills, without our standard streams.
 pub(super) fn in_session(
     prepare: impl FnOnce() -> bool,
     work: impl FnOnce() -> Vec<u8>,
@@ -231,11 +221,8 @@ pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
     })
 }
 
-/// Prepares a program that a scheduler starts as root. Its priority is above a flood of users'
-/// processes, a panic ends it with `code`, and its caller's descriptors and limits do not matter.
-///
-/// # Errors
-/// A standard descriptor is closed, and `/dev/null` does not open.
+/// Prepares a program that a scheduler starts as root: before a flood of users' processes, ended by
+/// a panic with `code`, free of its caller's descriptors and limits. Fails without `/dev/null`.
 pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     priority::raise();
     install_panic_exit(program, code);
@@ -245,8 +232,7 @@ pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     descriptors::fix_standard_descriptors()
 }
 
-/// Lifts an inherited limit of a file's size, because a write beyond it ends a program by SIGXFSZ.
-/// Without CAP_SYS_RESOURCE the hard limit stays.
+/// A write beyond an inherited limit ends a program by SIGXFSZ. The hard limit may stay.
 fn lift_file_size() {
     let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
     for most in [hard, RLIM_INFINITY] {
@@ -255,17 +241,14 @@ fn lift_file_size() {
 }
 
 /// From now on a panic, on any thread, writes one line and ends the process with `code`.
-/// [`guarded`] sees this code.
 fn install_panic_exit(program: &'static str, code: u8) {
     std::panic::set_hook(Box::new(move |info| {
-        let text = info.payload();
-        let what = text
-            .downcast_ref::<&str>()
-            .copied()
-            .or(text.downcast_ref::<String>().map(String::as_str));
         let place = info.location().map_or(String::new(), |at| {
             format!(" ({}:{})", at.file(), at.line())
         });
+        let text = info.payload();
+        let owned = || text.downcast_ref::<String>().map(String::as_str);
+        let what = text.downcast_ref::<&str>().copied().or_else(owned);
         let what = what.unwrap_or("panic");
         let line = format!("{program}: internal error: {what}{place}");
         raw::complain(format!("{}\n", line.replace('\n', " ")).as_bytes());
@@ -308,8 +291,7 @@ impl Relay {
         !self.from.bytes.is_empty()
     }
 
-    /// Passes on what is there; false while something is left. What a file with a dead server does
-    /// not accept is lost.
+    /// False while something is left. What a file with a dead server does not accept is lost.
     fn pass(&mut self) -> bool {
         let all = self.has_room() && self.from.read(MOST_KEPT);
         if self.is_file && self.is_behind() {
@@ -357,8 +339,8 @@ fn complain(bytes: &[u8]) {
     }
 }
 
-/// Whether a write to `to` can hang although poll(2) calls it ready. This looks at the name, so
-/// that it does not ask the server.
+/// Whether a write to `to` can hang although poll(2) calls it ready: by its name, so that no server
+/// is asked.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")

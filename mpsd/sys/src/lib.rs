@@ -32,8 +32,7 @@ pub fn now() -> u64 {
     since.unwrap_or_default().as_secs()
 }
 
-/// Whether `errno` means that something ran out. Any user can cause that, so it is no evidence
-/// against the node.
+/// Whether something ran out. Any user can cause that, so it is no evidence against the node.
 pub fn is_scarcity(errno: Errno) -> bool {
     matches!(
         errno,

@@ -16,9 +16,8 @@ const FIRST: i32 = -20;
 
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Puts this process before all ordinary ones, if possible. It is for root's programs with a
-/// deadline, which wait far more than they compute. Children that do root's work get it by
-/// [`hand_down`] (SCHED_RESET_ON_FORK).
+/// Puts this process before all ordinary ones, if possible: for root's programs with a deadline,
+/// which mostly wait. Children that do root's work get it by [`hand_down`] (SCHED_RESET_ON_FORK).
 pub fn raise() -> bool {
     let raised = put_first(0);
     RAISED.store(raised, Ordering::Relaxed);
@@ -31,8 +30,8 @@ pub(super) fn hand_down(child: i32) {
     }
 }
 
-/// Puts a thread before every process that is not real-time. If that is forbidden, it gets the best
-/// nice value in its cgroup. False: neither is possible, without CAP_SYS_NICE.
+/// Before every process that is not real-time, or else with the best nice value in its cgroup.
+/// False: neither is possible, without CAP_SYS_NICE.
 fn put_first(thread: i32) -> bool {
     let reset = libc::SCHED_RESET_ON_FORK;
     if raw::set_scheduler(thread, libc::SCHED_RR | reset, LOWEST).is_ok() {
@@ -53,8 +52,7 @@ pub fn normalise(process: &Process) {
         let _ = everywhere.set(cpu);
     }
     for (thread, _) in process.living_threads().unwrap_or_default() {
-        // The number comes from the descriptor of its process. If the thread has ended, these calls
-        // find no thread.
+        // The number comes from its process's descriptor. If the thread has ended, none is found.
         let _ = raw::set_scheduler(thread, libc::SCHED_OTHER, 0);
         let _ = setpriority_process(Pid::from_raw(thread), 0);
         let _ = sched_setaffinity(nix::unistd::Pid::from_raw(thread), &everywhere);

@@ -11,51 +11,36 @@ pub struct Signals {
     found: SigSet,
 }
 
-/// Makes `command` start with default actions and no signal blocked, because the standard library
-/// hands ours down.
 pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
-    /// Blocks these signals in this thread. An ignored one stays ignored and never arrives; an
-    /// ignored SIGCHLD reaps children.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Blocks these signals in this thread. An ignored one never arrives. Fails without descriptors.
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
-        let mut set = SigSet::empty();
-        for signal in signals {
-            set.add(*signal);
-        }
+        let set = SigSet::from_iter(signals.iter().copied());
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let found = set.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         Ok(Self { fd, found })
     }
 
-    /// Readable when one has arrived.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// The next one that has arrived.
-    ///
-    /// # Errors
-    /// The descriptor cannot be read.
     pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {
-                Ok(None) => return Ok(None),
-                // Only real-time signals have no name, and the set has none of them.
-                Ok(Some(info)) => {
-                    let number = i32::try_from(info.ssi_signo).unwrap_or(0);
-                    return Signal::try_from(number).map(Some);
-                }
                 Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
+                // Only real-time signals have no name, and the set has none of them.
+                read => {
+                    let number = read?.map(|info| info.ssi_signo as i32);
+                    return number.map(Signal::try_from).transpose();
+                }
             }
         }
     }
 
-    /// Restores the mask while the descriptor stays: for the child of a fork.
+    /// For the child of a fork: the descriptor stays.
     pub(super) fn restore(&self) {
         let _ = self.found.thread_set_mask();
     }

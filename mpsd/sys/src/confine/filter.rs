@@ -3,8 +3,7 @@
 
 use nix::libc::{self, sock_filter};
 
-/// Offsets in the kernel's `struct seccomp_data`: number, architecture, low half of the first
-/// argument.
+/// Offsets in the kernel's `struct seccomp_data`; of the first argument the low half.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
@@ -14,8 +13,7 @@ const OWN_ARCHITECTURE: u32 = 0xC000_003E; // AUDIT_ARCH_X86_64
 #[cfg(target_arch = "aarch64")]
 const OWN_ARCHITECTURE: u32 = 0xC000_00B7; // AUDIT_ARCH_AARCH64
 
-/// The calls of the x32 ABI have the same architecture and numbers from here on. No kernel has so
-/// many of its own.
+/// The x32 ABI has the same architecture, and numbers from here on.
 const X32: u32 = 0x4000_0000;
 
 const OTHERS: [i64; 4] = [
@@ -79,8 +77,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilteredProgram {
-    /// Programs of the job's user. The vendor's programs make other calls with each release, so
-    /// this denies what none needs.
+    /// Of the job's user. The vendor's make other calls with each release: denies what none needs.
     User,
     /// Of root, with its process number.
     Worker(u32),
@@ -98,8 +95,7 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     if cfg!(target_arch = "x86_64") {
         all.extend([skip_unless(libc::BPF_JGE, X32, 1), fail(libc::EPERM)]);
     }
-    // clone3's flags lie in memory, which a filter cannot read. "No such call" makes the C library
-    // use clone(2).
+    // A filter cannot read clone3's flags. "No such call" makes the C library use clone(2).
     all.extend([
         skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
         fail(libc::ENOSYS),

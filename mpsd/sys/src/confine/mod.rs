@@ -1,7 +1,5 @@
-//! What a process gives up for good, so that an attacker who controls it gains nothing.
-//!
-//! A program that root starts as the job's user is outside the job's limits. It gets no privilege
-//! from a set-user-id file, makes no namespace, and debugs no process.
+//! What a process gives up for good, so that an attacker who controls it gains nothing. A program
+//! that root starts as the job's user is outside the job's limits.
 
 mod filter;
 
@@ -15,7 +13,8 @@ use nix::errno::Errno;
 use nix::libc::sock_filter;
 use nix::sys::prctl;
 
-/// What a program of the job's user, and all that it starts, may not do.
+/// What a program, and all that it starts, may not do: it gets no privilege from a set-user-id file,
+/// makes no namespace, and debugs no process.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     filter: Vec<sock_filter>,
@@ -45,9 +44,8 @@ fn filter_calls(filter: &[sock_filter]) -> Result<(), Errno> {
 /// Where the NVML worker may write: devices, and files that a library may leave behind.
 const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 
-/// Confines this process before it runs NVML, a vendor's library, as root. It can execute no
-/// program, use no network, signal no process, and write only in a few places. A kernel without
-/// seccomp or Landlock (5.13) is no error: see [`lacking`].
+/// Confines this process before it runs NVML, a vendor's library, as root: no program, no network,
+/// no signal, few places to write. A kernel without seccomp or Landlock is no error: see [`lacking`].
 pub fn nvml_worker() -> Result<(), String> {
     landlocked().map_err(|e| format!("Landlock: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
@@ -68,14 +66,11 @@ fn landlocked() -> Result<bool, RulesetError> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Which of seccomp and Landlock this kernel lacks; for the node's log.
+/// Which of seccomp and Landlock (Linux 5.13) this kernel lacks; for the node's log.
 pub fn lacking() -> Vec<&'static str> {
-    let mut lacking = vec!["seccomp", "Landlock"];
-    lacking.retain(|means| match *means {
-        "seccomp" => !raw::has_call_filters(),
-        _ => !raw::has_landlock(),
-    });
-    lacking
+    let seccomp = (!raw::has_call_filters()).then_some("seccomp");
+    let landlock = (!raw::has_landlock()).then_some("Landlock");
+    seccomp.into_iter().chain(landlock).collect()
 }
 
 /// Protects this process from others of the same user: ptrace(2), `/proc/PID/mem`, a core dump.

@@ -1,5 +1,4 @@
-//! Locks of open files, with a deadline. The kernel releases such a lock when its holder ends, in
-//! any way.
+//! Locks of open files, with a deadline. The kernel releases one when its holder ends, in any way.
 
 use super::{Dir, FileError};
 use crate::deadline::Deadline;
@@ -28,9 +27,8 @@ impl Drop for FileLock {
 }
 
 impl Dir {
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. If another
-    /// process holds it past the deadline, the error is `Bound`, never a fault: a user may be the
-    /// cause.
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. `Bound`: another
+    /// process holds it past the deadline, and a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (name, path) = self.entry(&name)?;
         let flags = OFlag::O_RDWR
@@ -70,8 +68,7 @@ fn late(path: PathBuf) -> FileError {
     FileError::Bound { path, what }
 }
 
-/// Takes the exclusive lock of an open file. Tries again after 1, 2, 4 … 20 ms: flock(2) can only
-/// wait for ever.
+/// Tries again after 1, 2, 4 … 20 ms: flock(2) can only wait for ever.
 fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, FileError> {
     let mut pause = Duration::from_millis(1);
     loop {

@@ -1,5 +1,5 @@
-//! Files reached by descriptor, component by component, without following a symbolic link. Root may
-//! work in this way in places that a user can change.
+//! Files reached by descriptor, component by component, without following a symbolic link: so root
+//! may work in places that a user can change.
 
 use super::raw::of_rustix;
 pub use mpsd_core::file::FileError;
@@ -34,7 +34,7 @@ const LIST: OFlag = OFlag::O_DIRECTORY
 const HOLD: OFlag = LIST.union(OFlag::O_PATH);
 
 impl Dir {
-    /// Opens an absolute path, one component after the other; refuses a symbolic link on the way.
+    /// Opens an absolute path; refuses a symbolic link on the way.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let fd = open("/", HOLD, Mode::empty()).map_err(FileError::io("open", "/"))?;
         let mut dir = Self {
@@ -96,8 +96,7 @@ impl Dir {
         }
     }
 
-    /// Opens or makes a directory with this owner and mode. Refuses one of another owner. The flag
-    /// tells whether it is new.
+    /// Opens or makes (flag) a directory with this owner and mode. Refuses one of another owner.
     pub fn create_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -129,8 +128,7 @@ impl Dir {
             let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
         }
-        // Changing the mode takes the directory's own lock. A change of owner may have removed
-        // bits.
+        // Changing the mode takes the directory's own lock.
         if dir.status()?.st_mode & 0o7777 != mode {
             fchmod(&listing, Mode::from_bits_truncate(mode))
                 .map_err(FileError::io("set the mode of", &path))?;
@@ -143,12 +141,10 @@ impl Dir {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
-    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL. Fails on a file
-    /// system without ACLs.
+    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL.
     pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
         const NO_ID: u32 = u32::MAX;
-        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of
-        // their tags.
+        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id in their order.
         let entries: [(u16, u16, u32); 5] = [
             (0x01, 0o7, NO_ID), // the owner
             (0x02, 0o1, uid),
@@ -192,8 +188,7 @@ impl Dir {
         Ok(names)
     }
 
-    /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind,
-    /// and more than `max` bytes.
+    /// A small regular file, read without waiting; `None`: there is none.
     pub fn read_limited(
         &self,
         name: impl AsRef<OsStr>,
@@ -214,8 +209,7 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
-    /// Replaces or makes a file in one step, with `OnDisk` also over a crash of the node. Two writers
-    /// of one name need a lock.
+    /// Replaces or makes a file in one step. Two writers of one name need a lock.
     pub fn write(
         &self,
         name: impl AsRef<OsStr>,
@@ -266,12 +260,10 @@ impl Dir {
         let name = name.as_ref();
         let path = self.path.join(name);
         let bytes = name.as_bytes();
-        match matches!(bytes, b"" | b"." | b"..")
-            || bytes.iter().any(|byte| matches!(byte, b'/' | 0))
-        {
-            false => Ok((name, path)),
-            true => Err(FileError::unfit(path, "is not the name of an entry")),
+        if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') || bytes.contains(&0) {
+            return Err(FileError::unfit(path, "is not the name of an entry"));
         }
+        Ok((name, path))
     }
 
     fn unfit(&self, name: &OsStr, path: PathBuf) -> FileError {

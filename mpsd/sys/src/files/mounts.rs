@@ -1,5 +1,4 @@
-//! A bounded file system for what a user may fill, and the end of file systems that users mount. A
-//! removal does not free the space of a file that a user keeps open.
+//! A bounded file system for what a user may fill, and the end of file systems that users mount.
 
 use super::{Dir, FileError};
 use crate::deadline::Deadline;
@@ -22,8 +21,8 @@ const PRIVATE: &str = ".private";
 const BIND: &str = "make a mount of";
 const FULL: &str = "find room in each mount namespace (fs.mount-max) for a mount over";
 
-/// Whether `error` says that this kernel or site gives root no mounts at all, as in most
-/// containers. No ordinary user can cause it.
+/// Whether this kernel or site gives root no mounts at all, as in most containers. No ordinary user
+/// can cause it.
 pub fn has_no_mounts(error: &FileError) -> bool {
     let none = [Errno::EPERM, Errno::ENOSYS, Errno::ENODEV];
     error.errno().is_some_and(|errno| none.contains(&errno))
@@ -38,9 +37,8 @@ pub struct TmpfsSize {
 }
 
 impl Dir {
-    /// Opens the directory `path` as a private mount of its own. A mount below it reaches no other
-    /// namespace, so nobody who has filled theirs (`fs.mount-max`) can make it fail. It lasts until
-    /// the next boot.
+    /// Opens `path` as a private mount of its own, until the next boot. A mount below it reaches no
+    /// other namespace, so a user who has filled theirs (`fs.mount-max`) cannot make it fail.
     pub fn private(path: &Path, deadline: Deadline) -> Result<Self, FileError> {
         let dir = Self::open(path)?;
         if dir.make_private()? {
@@ -76,15 +74,12 @@ impl Dir {
 
     fn cannot_mount(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
         move |errno| {
-            let act = match errno {
-                Errno::ENOSPC => FULL,
-                _ => act,
-            };
+            let act = if errno == Errno::ENOSPC { FULL } else { act };
             FileError::io(act, &self.path)(errno)
         }
     }
 
-    /// Covers this directory with a tmpfs of this owner and mode.
+    /// By a tmpfs of this owner and mode.
     pub fn cover(&self, room: TmpfsSize, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
@@ -95,18 +90,20 @@ impl Dir {
         mounted.map_err(self.cannot_mount("mount a tmpfs over"))
     }
 
-    /// Ends the FUSE file systems that users mounted below this directory, so that every wait for
-    /// them ends. Not even SIGKILL ends a process that waits for one of its own threads as the
-    /// server. Root's mounts, and those behind another mount, stay.
+    /// Ends the FUSE file systems that users mounted below this directory, and so every wait for
+    /// them, which not even SIGKILL may end. Root's mounts, and those behind another mount, stay.
     pub fn abort_users_mounts(&self) {
-        let below = |mount: &&Mount| {
-            mount.path.starts_with(&self.path) && is_fuse(mount) && !mount.has("user_id=0")
-        };
-        for found in all().unwrap_or_default().iter().filter(below) {
-            let path = found.path.strip_prefix(&self.path).ok();
-            let held = path.and_then(|path| self.walk(path));
+        for found in all().unwrap_or_default() {
+            let Ok(path) = found.path.strip_prefix(&self.path) else {
+                continue;
+            };
+            let is_fuse = found.kind == "fuse" || found.kind.starts_with("fuse.");
+            if !is_fuse || found.has("user_id=0") {
+                continue;
+            }
             // If the descriptor holds another mount than the kernel listed, that one is left alone.
-            if let Some(held) = held.filter(|held| mount_of(held).is_ok_and(|id| id == found.id)) {
+            let is_listed = |held: &OwnedFd| mount_of(held).is_ok_and(|id| id == found.id);
+            if let Some(held) = self.walk(path).filter(is_listed) {
                 let _ = umount2(&*name_of(&held), MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
             }
         }
@@ -122,8 +119,7 @@ impl Dir {
     }
 }
 
-/// Whether job `number` has a mount namespace, as by Slurm's job_container/tmpfs. Later mounts do
-/// not appear in it.
+/// Whether job `number` has a mount namespace without later mounts (Slurm's job_container/tmpfs).
 pub fn has_namespace(number: &str) -> bool {
     let kept = |mount: &Mount| {
         let root = mount.root.as_os_str().as_encoded_bytes();
@@ -134,17 +130,12 @@ pub fn has_namespace(number: &str) -> bool {
     all().is_ok_and(|mounts| mounts.iter().any(kept))
 }
 
-fn is_fuse(mount: &Mount) -> bool {
-    mount.kind == "fuse" || mount.kind.starts_with("fuse.")
-}
-
-/// A name for what a descriptor holds: a link to exactly that.
+/// A link to exactly what a descriptor holds.
 pub(super) fn name_of(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system. Device
-/// numbers show no bind mount.
+/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system.
 pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -170,8 +161,7 @@ impl Mount {
     }
 }
 
-/// All of them, in the kernel's order: a mount stands after the mount below which it lies. ENOENT:
-/// there is no `/proc`.
+/// In the kernel's order: a mount follows the one below which it lies. ENOENT: no `/proc`.
 pub(crate) fn all() -> Result<Vec<Mount>, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let own = open("/proc/self", flags, Mode::empty())?;
@@ -203,16 +193,11 @@ fn unescape(text: &[u8]) -> PathBuf {
     let mut plain = Vec::new();
     let mut rest = text;
     while let Some((first, after)) = rest.split_first() {
-        let code = after
-            .get(..3)
-            .and_then(|code| std::str::from_utf8(code).ok());
-        let code = code.and_then(|code| u8::from_str_radix(code, 8).ok());
-        let (byte, length) = match code.filter(|_| *first == b'\\') {
-            Some(byte) => (byte, 4),
-            None => (*first, 1),
-        };
-        plain.push(byte);
-        rest = rest.get(length..).unwrap_or_default();
+        let code = after.get(..3).filter(|_| *first == b'\\');
+        let code = code.and_then(|code| std::str::from_utf8(code).ok());
+        let byte = code.and_then(|code| u8::from_str_radix(code, 8).ok());
+        plain.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &after[3..] } else { after };
     }
     OsString::from_vec(plain).into()
 }
@@ -221,7 +206,7 @@ fn unescape(text: &[u8]) -> PathBuf {
 const ROOM: u64 = 1 << 20;
 const FILES: u64 = 64;
 
-/// What the file system of `path` lacks for a start, in words.
+/// In words, for a start.
 pub fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;

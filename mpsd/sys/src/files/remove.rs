@@ -27,9 +27,8 @@ pub struct Bounds {
 }
 
 impl Dir {
-    /// Removes the entry `name` with everything below it, and detaches mounts. Stops at the first
-    /// thing that it cannot remove, or at a bound, and may be called again. Returns the number of
-    /// entries removed.
+    /// Removes the entry `name` with all below it, and detaches mounts. Stops at the first thing that
+    /// it cannot remove, or at a bound. Returns the number of entries removed.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, _) = self.entry(&name)?;
         let mut removal = Removal {
@@ -38,8 +37,7 @@ impl Dir {
             bounds,
         };
         let mount = mount_of(&self.as_fd())?;
-        // Takes it before the removal: if a process of its owner keeps its lock, this waits here
-        // without holding a lock.
+        // Before the removal: if a process of its owner keeps its lock, this waits without a lock.
         let top = still_there(removal.enter(self, name, mount))?;
         loop {
             if let Some(top) = &top {
@@ -60,23 +58,20 @@ struct Removal {
 }
 
 impl Removal {
-    /// Removes one entry without a stat(2), which could hang in a user's file system. False: a
-    /// directory that is not empty.
+    /// Without a stat(2), which could hang in a user's file system. False: a directory, not empty.
     fn entry(&mut self, parent: &Dir, name: &OsStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
-            let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
-            let outcome = match first {
-                Err(Errno::EISDIR | Errno::EPERM) => {
-                    unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir)
+            let unlink = |what| unlinkat(parent.as_fd(), name, what);
+            let outcome = match unlink(UnlinkatFlags::NoRemoveDir) {
+                first @ Err(Errno::EISDIR | Errno::EPERM) => {
+                    match unlink(UnlinkatFlags::RemoveDir) {
+                        // Not a directory after all.
+                        Err(Errno::ENOTDIR) => first,
+                        second => second,
+                    }
                 }
-                other => other,
-            };
-            // Not a directory after all: the first answer counts.
-            let outcome = if outcome == Err(Errno::ENOTDIR) {
-                first
-            } else {
-                outcome
+                first => first,
             };
             match outcome {
                 Ok(()) => {
@@ -92,9 +87,8 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its
-    /// owner. `mount` is the mount of the tree. If we are root, this ends every race: a process
-    /// that has it open can add nothing.
+    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its owner:
+    /// if we are root, no process can add anything from now on. `mount` is the tree's.
     fn enter(&mut self, parent: &Dir, name: &OsStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = parent.path().join(name);
@@ -110,8 +104,7 @@ impl Removal {
         }
     }
 
-    /// Detaches the uppermost mount on the entry `name`, by descriptor. The file system itself is
-    /// not asked.
+    /// Detaches the uppermost mount on the entry `name`. The file system itself is not asked.
     fn uncover(&mut self, parent: &Dir, name: &OsStr) -> Result<(), FileError> {
         self.check(parent)?;
         self.moved += 1;
@@ -123,8 +116,7 @@ impl Removal {
             Err(errno) => return Err(FileError::io("open", path)(errno)),
         };
         if mount_of(&held)? == mount_of(&parent.as_fd())? {
-            // Busy for another reason, or unmounted meanwhile: the caller tries again within its
-            // bounds.
+            // Busy for another reason, or unmounted meanwhile: the caller tries again.
             std::thread::sleep(BUSY);
             return Ok(());
         }
@@ -164,8 +156,7 @@ impl Removal {
             let new = format!(".mpsd-moved-{}", self.moved);
             match renameat(from.as_fd(), name, top.as_fd(), new.as_str()) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
-                // The name is taken by more than an empty directory, which would have been
-                // replaced.
+                // The name is taken, and not by an empty directory.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                 Err(Errno::EBUSY | Errno::EXDEV) => self.uncover(from, name)?,
                 Err(errno) => return Err(FileError::io("move", from.path().join(name))(errno)),
@@ -199,8 +190,7 @@ fn seize(fd: &OwnedFd) {
     let _ = fchmod(&listing, Mode::S_IRWXU);
 }
 
-/// For an owner's directory without permissions: changes the mode through `/proc`, which follows
-/// our descriptor.
+/// Changes the mode of an owner's closed directory through `/proc`, which follows our descriptor.
 fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
     nix::sys::stat::fchmodat(
         nix::fcntl::AT_FDCWD,

@@ -1,5 +1,4 @@
-//! Other processes, known by pid *and* start time and read through a descriptor of `/proc/PID`: a
-//! pid may be used again.
+//! Other processes, known by pid *and* start time, and read through a descriptor of `/proc/PID`.
 
 use super::deadline::Deadline;
 use super::descriptors::{self, read_at, write_at};
@@ -24,8 +23,7 @@ const MOST_THREADS: usize = 4096;
 const STACK: usize = 16 * 1024;
 
 impl ProcessId {
-    /// Takes hold of this process; `None` if it is gone, cannot be read, or another process has its
-    /// pid.
+    /// `None`: it is gone, cannot be read, or another process has its pid.
     pub fn open(self) -> Option<Process> {
         Process::find(self.pid).filter(|process| process.id == self)
     }
@@ -35,22 +33,19 @@ impl ProcessId {
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// `None`: it is gone, no descriptor is left, or the kernel tells the end only of children
-    /// (before Linux 6.15).
+    /// `None`: gone, no descriptor is left, or only a parent learns the end (before Linux 6.15).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;
         Some(Self(pidfd))
     }
 
-    /// If polled for no event, it wakes when the process has ended and its parent has waited for it
-    /// (POLLHUP).
+    /// Polled for no event, it wakes (POLLHUP) when its parent has waited for the process.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// `None`: it has not ended, or its parent has not waited for it. `Some(None)`: it has, and the
-    /// kernel does not tell how.
+    /// `None`: its parent has not waited for it yet. `Some(None)`: the kernel does not tell how.
     pub fn end(&self) -> Option<Option<Exit>> {
         match raw::pidfd_end(self.0.as_fd()) {
             Ok(None) => None,
@@ -64,13 +59,12 @@ impl ProcessWatch {
 pub struct Thread {
     /// The letter of its state, as `ps` shows it.
     pub state: char,
-    /// The symbols on its kernel stack, innermost first, one a line (`[<0>]
-    /// fuse_simple_request+0x…`); may be hidden.
+    /// The symbols on its kernel stack, innermost first (`[<0>] fuse_simple_request+0x…`); may be
+    /// hidden.
     pub stack: String,
 }
 
-/// A process held by a descriptor of its `/proc` directory, and a pidfd. Reads fail as soon as it
-/// is reaped.
+/// Held by a descriptor of its `/proc` directory, and a pidfd. Reads fail once it is reaped.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -84,8 +78,7 @@ impl Process {
         if pid <= 0 {
             return None;
         }
-        // The pidfd comes first: if the directory's process matches it afterwards, both stay the
-        // same process.
+        // The pidfd comes first: if it is not gone afterwards, the directory is of the same process.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
@@ -123,8 +116,7 @@ impl Process {
     /// The file it runs; `None` also for a defunct process and a kernel thread.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";
-        // As the kernel remembers it, without a question to a network server or a user's FUSE
-        // process.
+        // Without a question to a network server or a user's FUSE process.
         let flags = AtFlags::STATX_DONT_SYNC;
         let about = statx(&self.directory, &exe, flags, StatxFlags::INO).ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
@@ -137,9 +129,9 @@ impl Process {
         })
     }
 
-    /// The value of one variable of its first environment within `cap` bytes: a hint, never proof.
-    /// It hangs while one of the process's threads hangs with the lock of its memory map. A user
-    /// can cause that: see [`super::guard::ask()`].
+    /// One variable of its first environment within `cap` bytes: a hint, never proof. It hangs while
+    /// a thread hangs with the lock of the memory map. A user can cause that: see
+    /// [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
         let mut entries = block.split(|byte| *byte == 0);
@@ -148,8 +140,7 @@ impl Process {
         Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// The first `cap` bytes of its command line, which it can change. It can hang as
-    /// [`Process::environment_variable`] can.
+    /// What it can change, too. It can hang as [`Process::environment_variable`] can.
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
@@ -183,9 +174,8 @@ impl Process {
         true
     }
 
-    /// Its state; defunct only if all of its threads have ended. The first thread of a killed
-    /// process may end while another waits in a dead driver: `/proc/PID` then shows a process that
-    /// has ended, but it still holds its GPU.
+    /// Defunct only if all of its threads have ended. The first thread of a killed process may end
+    /// while another waits in a dead driver, and still holds its GPU.
     pub fn state(&self) -> Option<State> {
         let stat = self.stat()?;
         if stat.state != State::Defunct || stat.threads <= 1 {
@@ -194,8 +184,7 @@ impl Process {
         Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Its threads that have not ended. Reading a stack can hang behind an exec(2) that does not
-    /// finish (Linux, `lock_trace`).
+    /// Those that have not ended. Reading a stack can hang behind an exec(2) (`lock_trace`).
     pub fn threads(&self) -> Option<Vec<Thread>> {
         let read = |(thread, state): (i32, State)| {
             let stack = self.read(&format!("task/{thread}/stack"), STACK);
@@ -207,8 +196,7 @@ impl Process {
         Some(self.living_threads()?.into_iter().map(read).collect())
     }
 
-    /// `task/TID/` of a living thread if the first one has ended: the first one's `exe` and
-    /// `environ` are empty then.
+    /// `task/TID/` of a living thread if the first one has ended, whose `exe` is empty then.
     fn thread_prefix(&self) -> String {
         let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
         let outlived = self.stat().filter(outlived);
@@ -217,11 +205,9 @@ impl Process {
     }
 
     fn living_thread(&self) -> Option<(i32, State)> {
-        let living = self.living_threads()?;
-        let waiting = living
-            .iter()
-            .find(|(_, state)| *state == State::Uninterruptible);
-        waiting.or(living.last()).copied()
+        let mut living = self.living_threads()?;
+        living.sort_by_key(|(_, state)| *state == State::Uninterruptible);
+        living.pop()
     }
 
     pub(super) fn living_threads(&self) -> Option<Vec<(i32, State)>> {

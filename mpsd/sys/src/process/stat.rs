@@ -12,19 +12,18 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// Names one process for ever: the kernel reuses pids, but not together with the same start time.
+/// Names one process for ever: the kernel reuses pids, but not with the same start time.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, Deserialize,
 )]
 #[display("{pid}")]
 pub struct ProcessId {
-    /// Process id in our pid namespace.
     pub pid: i32,
     /// Clock ticks after boot (field 22 of `/proc/PID/stat`).
     pub start_time: u64,
 }
 
-/// State of a process, the letter of `/proc/PID/stat`.
+/// The letter of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -69,8 +68,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Parses the file. The name stands in parentheses, and may hold parentheses, blanks and
-    /// newlines.
+    /// The name stands in parentheses, and may hold parentheses, blanks and newlines.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
@@ -138,8 +136,7 @@ pub struct Entry {
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads `stat` and `status` of every process, which cannot hang. `None`: a process is there
-    /// and cannot be read.
+    /// Reads what cannot hang. `None`: a process is there and cannot be read.
     pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
@@ -185,7 +182,7 @@ impl ProcessTable {
         let mut at = 0;
         while let Some(entry) = found.get(at) {
             let pid = entry.stat.id.pid;
-            // A pid of the table can be its own ancestor if it was reused during the scan.
+            // A pid can be its own ancestor if it was reused during the scan.
             let more: Vec<_> = self.children(pid).filter(|e| !found.contains(e)).collect();
             found.extend(more);
             at += 1;

@@ -5,7 +5,7 @@
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal};
 use nix::unistd::{SysconfVar, sysconf};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, wait, waitpid};
@@ -30,8 +30,7 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Reaps this child, or any, if it has ended. nix's `waitpid` loses the status of a real-time
-/// signal.
+/// Reaps this child, or any, if it has ended. nix's `waitpid` loses the end by a real-time signal.
 pub(super) fn reap(pid: Option<i32>) -> Result<Option<(i32, Exit)>, Errno> {
     let ended = match pid.and_then(Pid::from_raw) {
         Some(pid) => waitpid(Some(pid), WaitOptions::NOHANG),
@@ -41,7 +40,6 @@ pub(super) fn reap(pid: Option<i32>) -> Result<Option<(i32, Exit)>, Errno> {
     Ok(ended.map(|(pid, status)| (pid.as_raw_nonzero().get(), exit_of(status.as_raw()))))
 }
 
-/// From the status that wait(2) gives of a process that has ended.
 fn exit_of(status: i32) -> Exit {
     match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
@@ -49,26 +47,23 @@ fn exit_of(status: i32) -> Exit {
     }
 }
 
-/// Ends this process without destructors or exit handlers: in a forked child those are copies of
-/// its parent's.
+/// Without destructors or exit handlers: in a forked child those are copies of its parent's.
 pub(super) fn exit_now(code: u8) -> ! {
     // SAFETY: `_exit` takes an integer and does not return.
     unsafe { libc::_exit(i32::from(code)) }
 }
 
 pub(super) fn fork() -> Result<Option<i32>, Errno> {
-    // SAFETY: our programs have one thread, so the child may do what the parent may. (In unit tests
-    // with several threads the child takes no lock of this process but glibc's allocator, which
-    // fork handlers keep usable.)
+    // SAFETY: our programs have one thread. (In unit tests with several the child takes no lock but
+    // glibc's allocator, which fork handlers keep usable.)
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Child => Ok(None),
         nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
     }
 }
 
-/// [`fork`] with the child born in the cgroup v2 `cgroup`: moving it there waits for all CPUs (17
-/// ms on 16 of them). Makes no child before Linux 5.7 (ENOSYS, E2BIG, EINVAL) or on v1 (EBADF). The
-/// child may take no lock.
+/// [`fork`] with the child born in the cgroup v2 `cgroup`: a move waits for all CPUs (17 ms on 16).
+/// Fails before Linux 5.7 (ENOSYS, E2BIG, EINVAL) and on v1 (EBADF). The child may take no lock.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     // SAFETY: `clone_args` (clone3(2)) is plain integers, for which zero is a value.
@@ -77,14 +72,13 @@ pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     arguments.exit_signal = libc::SIGCHLD as u64;
     arguments.cgroup = cgroup.as_raw_fd() as u64;
     let size = size_of::<libc::clone_args>();
-    // SAFETY: the structure has the kernel's layout and size. Without CLONE_VM and a stack of its
-    // own the child continues here on its copy of our memory, as after fork(2).
+    // SAFETY: the structure has the kernel's layout and size. Without CLONE_VM this is fork(2).
     let pid =
         Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;
     Ok((pid != 0).then_some(pid as i32))
 }
 
-/// A descriptor of process `pid`; ENOSYS before Linux 5.3.
+/// ENOSYS before Linux 5.3.
 pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
     // rustix takes none below 0.
     let pid = Pid::from_raw(pid.max(0)).ok_or(rustix::io::Errno::SRCH)?;
@@ -99,9 +93,8 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     Errno::result(done).map(drop)
 }
 
-/// How the process behind `pidfd`, which need not be a child, ended. `Ok(None)`: it has not ended,
-/// or its parent has not waited for it. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended,
-/// before 6.15.
+/// How the process behind `pidfd`, which need not be a child, ended; `Ok(None)`: not waited for
+/// yet. ENOTTY, EINVAL: before Linux 6.13; ESRCH: it has ended, before 6.15.
 pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     /// `struct pidfd_info` (linux/pidfd.h) in its first size, which every release takes.
     #[repr(C)]
@@ -119,15 +112,13 @@ pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
         mask: EXIT,
         ..PidfdInfo::default()
     };
-    // SAFETY: the structure has the kernel's layout and the size that the request names, and lives
-    // for the call.
+    // SAFETY: the structure has the kernel's layout and size, and lives for the call.
     Errno::result(unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO as _, &raw mut info) })?;
     let ended = info.mask & EXIT != 0;
     Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
-/// Forks by `fork`, and does `work` in the child. Signals are masked: none may run our handlers in
-/// the child, or arrive before it is ready.
+/// Forks with signals masked: none may run our handlers in the child, or arrive before it is ready.
 pub(super) fn fork_masked(
     fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     work: impl FnOnce() -> Infallible,
@@ -139,48 +130,37 @@ pub(super) fn fork_masked(
     forked
 }
 
-/// The default action for every signal, and none blocked. The C library refuses two real-time
-/// signals.
+/// The default action for every signal, and none blocked. The C library refuses two of them.
 pub(super) fn reset_signals() -> Result<(), Errno> {
     const LAST: i32 = 64;
     let default = [0u64; 4]; // struct sigaction of the kernel: handler SIG_DFL, no flags, no restorer, empty mask
     let none = std::ptr::null_mut::<libc::c_void>();
     for number in 1..=LAST {
-        // SAFETY: the array is as large as the kernel's structure and installs no handler; SIGKILL
-        // and SIGSTOP are refused by an error that means nothing here.
+        // SAFETY: the array is as large as the kernel's structure, and installs no handler.
         unsafe { libc::syscall(libc::SYS_rt_sigaction, number, default.as_ptr(), none, 8) };
     }
     SigSet::empty().thread_set_mask()
 }
 
-/// Makes `command` start with default actions and no signal blocked: the standard library hands
-/// ours down.
+/// Makes `command` start with no signal ignored or blocked: the standard library hands ours down.
 pub fn reset_signals_of(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt as _;
     // SAFETY: `reset_signals` makes plain kernel calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
-/// Gives a signal its default action: an inherited ignored SIGCHLD would lose every child's exit
-/// code.
-pub(super) fn default_action(signal: Signal) -> Result<(), Errno> {
+pub(super) fn default_action(signal: Signal) {
     // SAFETY: the action runs no code of ours.
-    match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
-        libc::SIG_ERR => Err(Errno::last()),
-        _ => Ok(()),
-    }
+    let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
 }
 
-/// Closes the descriptors from `low` to `high`, both included; false: the kernel lacks the call
-/// (before Linux 5.9, RHEL 8).
+/// False: the kernel lacks the call (before Linux 5.9, RHEL 8).
 fn close_range(low: u32, high: u32) -> bool {
-    // SAFETY: only called in a child that owns nothing but its copies and in which no destructor
-    // runs.
+    // SAFETY: only called in a child in which no destructor runs.
     unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
 }
 
-/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked
-/// child only, which drops none.
+/// Closes every descriptor from 3 on except the sorted `keep`, in a forked child that drops none.
 pub(super) fn close_all_except(keep: &[RawFd]) {
     let mut low = 3;
     let mut done = true;
@@ -195,8 +175,7 @@ pub(super) fn close_all_except(keep: &[RawFd]) {
     }
 }
 
-/// [`close_all_except`] by the list in `/proc/self/fd`, or else by each number up to the limit of
-/// open files.
+/// By the list in `/proc/self/fd`, or else by each number up to the limit of open files.
 fn close_listed(keep: &[RawFd]) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let list = openat(CWD, c"/proc/self/fd", flags, Mode::empty());
@@ -235,8 +214,7 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
 }
 
-/// Copies `source` to the lowest free number that is at least `lowest`, closed at exec. The caller
-/// closes it.
+/// Copies `source` to the lowest free number from `lowest` on, closed at exec. The caller closes it.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
     fcntl(borrow(source), FcntlArg::F_DUPFD_CLOEXEC(lowest))
 }
@@ -246,10 +224,8 @@ pub(super) fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// A borrow of descriptor `fd` for one call. The caller knows that it is open.
 pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: callers pass a descriptor that stays open for the borrow: one that they made, or 0 to
-    // 2.
+    // SAFETY: callers pass a descriptor that stays open meanwhile: one that they made, or 0 to 2.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -272,8 +248,7 @@ pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
     }
 }
 
-/// Empties the bounding set, so that no program gets a capability from its file from now on. Needs
-/// CAP_SETPCAP.
+/// From now on no program gets a capability from its file. Needs CAP_SETPCAP.
 pub(super) fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -294,8 +269,7 @@ pub(super) fn has_landlock() -> bool {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) > 0 }
 }
 
-/// Filters the system calls of this process, and of all that it starts, for good (seccomp(2)).
-/// Needs no_new_privs.
+/// For this process and all that it starts, for good (seccomp(2)). Needs no_new_privs.
 pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
@@ -315,8 +289,7 @@ pub(super) fn has_call_filters() -> bool {
 
 pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only
-    // counts.
+    // SAFETY: the buffer is ours and its true length is given.
     let count = Errno::result(unsafe { libc::getgroups(room, buffer.as_mut_ptr()) })?;
     usize::try_from(count).map_err(|_| Errno::EINVAL)
 }
@@ -326,8 +299,7 @@ pub(super) fn exec(
     arguments: &Pointers,
     environment: &Pointers,
 ) -> Errno {
-    // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null
-    // (see `Pointers`).
+    // SAFETY: all are NUL-terminated and kept alive by their owner, and the lists end in null.
     unsafe {
         libc::execve(
             program.as_ptr(),
@@ -354,8 +326,7 @@ impl Pointers {
     }
 }
 
-/// Sets the scheduling policy of a thread (0: the calling one), and its priority, which is 0 unless
-/// the policy is real-time.
+/// Of a thread (0: the calling one). `priority` is 0 unless the policy is real-time.
 pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
     let parameters = libc::sched_param {
         sched_priority: priority,
@@ -378,8 +349,7 @@ pub(super) fn complain(bytes: &[u8]) {
 /// Ends the calling thread alone, though it is the first of its process.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn end_this_thread() -> ! {
-    // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never
-    // used again.
+    // SAFETY: takes no pointer; the forked child's copy of what the thread owns is not used again.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
     exit_now(1)
 }

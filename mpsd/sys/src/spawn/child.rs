@@ -41,7 +41,7 @@ impl Child {
         child
     }
 
-    /// [`Child::adopt`] for a child that does root's work: as urgent as its parent.
+    /// For a child that does root's work: as urgent as its parent.
     pub(crate) fn adopt_as_ours(pid: i32) -> Self {
         priority::hand_down(pid);
         Self::adopt(pid)
@@ -57,7 +57,7 @@ impl Child {
         self.pid
     }
 
-    /// Pid and start time, for the journal; `None` if `/proc` does not show it.
+    /// `None` if `/proc` does not show it.
     pub fn id(&self) -> Option<ProcessId> {
         self.id
     }
@@ -78,8 +78,7 @@ impl Child {
         self.end
     }
 
-    /// Whether it has ended. This does not reap it, so its pid and its session's number stay its
-    /// own.
+    /// Without reaping it, so its pid and its session's number stay its own.
     fn has_ended(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         // nix has no name for a real-time signal: such an end is an error here.
@@ -94,8 +93,7 @@ impl Child {
         self.try_wait()
     }
 
-    /// Waits until it has ended, one of `others` is readable, or the deadline; the caller finds out
-    /// which.
+    /// Waits until it has ended, one of `others` is readable, or the deadline.
     pub(crate) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
@@ -109,8 +107,7 @@ impl Child {
             Some(_) => deadline,
             None => deadline.within(PAUSE),
         };
-        // An error is an interruption or lack of memory: the caller's loop is bounded by the
-        // deadline.
+        // An error is an interruption or lack of memory: the deadline bounds the caller's loop.
         let _ = poll(&mut all, turn.poll_timeout());
     }
 
@@ -137,8 +134,7 @@ impl Child {
         })
     }
 
-    /// Reads the outputs of this child, which leads a session, until it ends. Then ends the rest of
-    /// the session, and reaps.
+    /// Reads the outputs of this child, which leads a session, until it ends; then ends the session.
     pub(crate) fn listen(
         &mut self,
         outputs: &mut [&mut Output],
@@ -189,8 +185,7 @@ pub enum KillReason {
     },
     #[error("was ended, because something else came first")]
     Interrupted,
-    /// Too many bytes. No part is used: a list that is cut off would claim that the rest does not
-    /// exist.
+    /// No part is used: a list that is cut off would claim that the rest does not exist.
     #[error("wrote more than {0} bytes")]
     TooMuch(usize),
 }

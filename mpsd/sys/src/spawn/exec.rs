@@ -11,15 +11,16 @@ use nix::sys::stat::Mode;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{CStr, CString, OsString};
+use std::io::IoSlice;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
 /// A program to start, with umask 0077, working directory `/`, default signals, no other
-/// descriptors, and no out-of-memory protection. Fields not set mean the caller's identity and
-/// session, and `/dev/null`.
+/// descriptors, no out-of-memory protection; by default with the caller's identity and session, and
+/// on `/dev/null`.
 #[derive(Debug, Default)]
 pub struct Spawn {
-    /// Absolute path; there is no search path.
+    /// An absolute path.
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
@@ -32,18 +33,15 @@ pub struct Spawn {
     pub stderr: Option<OwnedFd>,
     /// Further descriptors, each with its number there (3 or more).
     pub inherit: Vec<(OwnedFd, RawFd)>,
-    /// Raises the soft limit of open files to this, or to the hard limit if that is lower; never
-    /// lowers it.
+    /// Raises the soft limit of open files to this, or to the hard limit if that is lower.
     pub nofile: Option<u64>,
-    /// What it, and all that it starts, may not do.
     pub confinement: Option<Confinement>,
-    /// What it, and all that it starts, cannot open. If this program may not do that,
-    /// [`super::Child::unhidden`] says why.
+    /// If this program may not hide it, [`super::Child::unhidden`] says why.
     pub hidden: Option<Hidden>,
 }
 
-/// Files that a program cannot open, in a mount namespace of its own. Its caller's later mounts
-/// appear there.
+/// Files that a program, and all that it starts, cannot open, in a mount namespace of its own. Its
+/// caller's later mounts appear there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Those that are gone meanwhile do not matter.
@@ -70,8 +68,7 @@ pub(super) struct Plan<'a> {
     pub environment: Pointers,
     /// What lies over which files.
     pub hidden: Option<(CString, Vec<CString>)>,
-    /// The identity's groups, and room to read them back, with one more place to show a group too
-    /// many.
+    /// The identity's groups, and room to read them back and see one too many.
     pub groups: Vec<Gid>,
     pub found_groups: Vec<nix::libc::gid_t>,
 }
@@ -91,8 +88,7 @@ pub(super) struct ChildDescriptors {
 }
 
 pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
-    // The report moves above every number that the program will have, so that no descriptor
-    // replaces it.
+    // The report moves above every number of the program's, so that no descriptor replaces it.
     let above = fds.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
     let report = match raw::duplicate_above(fds.report, above) {
         Ok(fd) => fd,
@@ -113,42 +109,36 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     give_up(report, ("it cannot be executed", errno))
 }
 
+/// The first bytes of its words: exec comes next; the number of the error for which its files are
+/// not hidden; the number and the words of a failure.
 const REACHED: u8 = b'!';
-/// What it writes before the number of the error for which its files are not hidden.
 const UNHIDDEN: u8 = b'h';
-/// What it writes before the number and the words of a failure.
 const FAILED: u8 = b'-';
 const DESCRIPTORS: &str = "its descriptors cannot be set up";
 
 fn give_up(report: RawFd, (step, errno): FailedStep) -> ! {
-    let mut words = [FAILED; 96];
     let number = (errno as i32).to_ne_bytes();
-    let text = number.iter().chain(step.as_bytes());
-    let mut length = 1;
-    for (word, byte) in words.iter_mut().skip(1).zip(text) {
-        *word = *byte;
-        length += 1;
-    }
+    let words = [&[FAILED][..], &number, step.as_bytes()].map(IoSlice::new);
     // If even this fails, the parent sees a child that ended without a word.
-    let _ = nix::unistd::write(raw::borrow(report), words.get(..length).unwrap_or_default());
+    let _ = rustix::io::writev(raw::borrow(report), &words);
     raw::exit_now(127)
+}
+
+/// The error behind this first byte, and the rest of the child's words.
+fn error_in(words: &[u8], first: u8) -> Option<(Errno, &[u8])> {
+    let (number, rest) = words.strip_prefix(&[first])?.split_first_chunk()?;
+    Some((Errno::from_raw(i32::from_ne_bytes(*number)), rest))
 }
 
 /// Why nothing is hidden from the child, and the rest of its words.
 pub(super) fn unhidden(words: &[u8]) -> (Option<Errno>, &[u8]) {
-    let number = words
-        .strip_prefix(&[UNHIDDEN])
-        .and_then(<[u8]>::split_first_chunk);
-    number.map_or((None, words), |(number, rest)| {
-        (Some(Errno::from_raw(i32::from_ne_bytes(*number))), rest)
-    })
+    error_in(words, UNHIDDEN).map_or((None, words), |(errno, rest)| (Some(errno), rest))
 }
 
-/// The failure that [`give_up`] wrote, if the child's words hold one: the step and why.
+/// The step that failed, if the child's words hold one, and why.
 pub(super) fn failure(words: &[u8]) -> Option<(String, Errno)> {
     let words = words.strip_prefix(&[REACHED]).unwrap_or(words);
-    let (number, step) = words.strip_prefix(&[FAILED])?.split_first_chunk()?;
-    let errno = Errno::from_raw(i32::from_ne_bytes(*number));
+    let (errno, step) = error_in(words, FAILED)?;
     Some((String::from_utf8_lossy(step).into_owned(), errno))
 }
 
@@ -187,8 +177,7 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
     entered.map_err(at("it cannot be confined (seccomp)"))
 }
 
-/// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked
-/// (mount_namespaces(7)).
+/// In a user's own namespace these mounts are locked (mount_namespaces(7)).
 fn hide(behind: &CStr, files: &[CString]) -> Result<(), Errno> {
     let none = None::<&CStr>;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -238,15 +227,10 @@ fn reset_out_of_memory_score() -> Result<(), Errno> {
 
 fn raise_open_files(nofile: u64) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let goal = nofile.min(hard);
-    match goal > soft {
-        true => setrlimit(Resource::RLIMIT_NOFILE, goal, hard),
-        false => Ok(()),
-    }
+    setrlimit(Resource::RLIMIT_NOFILE, nofile.min(hard).max(soft), hard)
 }
 
-/// Sets groups, group and user, without the C library, which would change other threads too.
-/// EAGAIN: the user has too many processes.
+/// Without the C library, which would change other threads too. EAGAIN: too many processes.
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let at = |step| move |errno| (step, of_rustix(errno));

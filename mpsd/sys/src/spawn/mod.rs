@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 use rustix::process::Gid;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -85,22 +85,21 @@ impl Spawn {
         }
     }
 
-    /// A program that only root can have put where it is. It is started by name, because a script
-    /// must know its name.
+    /// A program that only root can have put there; started by name, which a script must know.
     pub fn trusted(program: &Path) -> Result<Self, FileError> {
         open_trusted(program).map(|_| Self::new(program))
     }
 
-    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe, which holds
-    /// 4,096 at least.
+    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe
+    /// ([`descriptors::holding`]).
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
-        self.stdin =
-            Some(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
+        let held = descriptors::holding(bytes).map_err(self.parent("its input does not fit"));
+        self.stdin = Some(held?);
         Ok(())
     }
 
-    /// Starts it, and returns after exec has succeeded. Kills it at the deadline, because its file
-    /// system may be dead, or its user may stop it.
+    /// Returns after exec has succeeded. Kills it at the deadline: its file system may be dead, or
+    /// its user may stop it.
     pub fn start(mut self, deadline: Deadline) -> Result<Child, SpawnError> {
         if let Some(identity) = &mut self.identity {
             // In the kernel's order, each once, to be compared with its answer.
@@ -114,9 +113,8 @@ impl Spawn {
         };
         let fork = || raw::fork_into(directory.as_fd());
         match self.attempt(&mut plan, None, fork, deadline) {
-            // An older kernel, or v1. Or a kernel that kills a child that is born in a cgroup in
-            // which a process was killed before (seen on Linux 6.18). The program has not run yet,
-            // so the next child enters the cgroup itself.
+            // An older kernel, or v1; or one that kills a child that is born in a cgroup in which a
+            // process was killed before (Linux 6.18). The next child enters the cgroup itself.
             Err(SpawnError {
                 why: StartFailure::Parent(..) | StartFailure::Ended(_),
                 ..
@@ -130,8 +128,7 @@ impl Spawn {
     }
 
     /// Starts it in a session of its own, waits for its end, and reads at most `most` bytes of each
-    /// output. Kills the processes that it leaves in that session, because they may hold a copy of
-    /// a pipe.
+    /// output. Kills what it leaves in that session, which may hold a copy of a pipe.
     pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
         self.run_unless(None, deadline, most)
     }
@@ -156,7 +153,7 @@ impl Spawn {
         Ok(ChildOutput { exit, out, err })
     }
 
-    /// One start by one kind of fork; the child enters the cgroup by `procs`, if given.
+    /// One start; the child enters the cgroup by `procs`, if given.
     fn attempt(
         &self,
         plan: &mut exec::Plan<'_>,
@@ -168,12 +165,11 @@ impl Spawn {
         let (mut report, answer) = Output::pipe().map_err(self.parent(NO_PIPE))?;
         let standard = [&self.stdin, &self.stdout, &self.stderr];
         let inherit = self.inherit.iter();
-        let inherit = inherit.map(|(fd, target)| (fd.as_raw_fd(), *target));
         let mut keep = self.targets();
         keep.push(0);
         let mut fds = exec::ChildDescriptors {
             standard: standard.map(|fd| fd.as_ref().unwrap_or(&null).as_raw_fd()),
-            inherit: inherit.collect(),
+            inherit: inherit.map(|(fd, at)| (fd.as_raw_fd(), *at)).collect(),
             keep,
             cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
@@ -222,9 +218,9 @@ impl Spawn {
         if targets.windows(2).any(|pair| pair.first() == pair.last()) {
             return Err("two descriptors have the same number".to_owned());
         }
-        let words = std::iter::once(self.program.as_os_str())
-            .chain(self.args.iter().map(OsString::as_os_str));
-        let words = words.map(|word: &OsStr| text("an argument", word.as_bytes()));
+        let words = [self.program.as_os_str()].into_iter();
+        let words = words.chain(self.args.iter().map(OsString::as_os_str));
+        let words = words.map(|word| text("an argument", word.as_bytes()));
         let variable = |(name, value): &(OsString, OsString)| {
             if name.is_empty() || name.as_bytes().contains(&b'=') {
                 return Err(format!("'{}' is no name of a variable", name.display()));
