@@ -1,8 +1,5 @@
-//! `mps-epilogue`: undoes what a job's journal says was begun, and says what is left.
-//!
-//! It needs no request, no user and no GPU list: the journal has all. If the job has no directory,
-//! it ends at once, so it can run after every job. [`mpsd::job::end`] has what it does to the node,
-//! and in which order.
+//! `mps-epilogue`: undoes what a job's journal says was begun ([`mpsd::job::end`]), and says what is
+//! left. It ends at once if the job has no directory, so it can run after every job.
 #![forbid(unsafe_code)]
 
 use batch::{self, Budget, CallOptions, Input, Location, Program, Scheduler, Submission, ThisHost};
@@ -55,7 +52,7 @@ pub struct Arguments {
     pub positional: Vec<OsString>,
 }
 
-/// Runs the program; returns its exit code.
+/// Returns the exit code.
 pub fn main() -> u8 {
     if guard::begin(NAME, BROKEN).is_err() {
         return BROKEN;
@@ -106,8 +103,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
         };
         let mut clean = true;
         for (left, id) in (1..=jobs.len()).rev().zip(&jobs) {
-            // A user may keep one step from its end. The other steps still have their share of the
-            // time.
+            // A user may keep one step from its end: the others still have their share of the time.
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
             // Comes first, so that the last line is root's, and not a text of the user's process.
@@ -129,8 +125,7 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
 }
 
 /// Takes the second look at what hung in the driver, after any job of the node, so that nothing
-/// depends on a timer. No job waits for it. A step's end takes none, because the scheduler would
-/// count its process as the step's.
+/// depends on a timer. Not after a step: the scheduler would count our process as the step's.
 fn look_again(settings: &Settings, submission: &Submission) {
     if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
         return;

@@ -1,7 +1,5 @@
-//! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an
-//! exit code.
-//!
-//! [`mpsd::job::begin`] has what it does to the node, and in which order.
+//! `mps-prologue`: from what the scheduler says to a proved daemon ([`mpsd::job::begin`]), or to one
+//! clear line and an exit code.
 #![forbid(unsafe_code)]
 
 use batch::drain::Place;
@@ -69,8 +67,7 @@ pub struct Arguments {
     pub gone: bool,
 }
 
-/// Runs the program; returns its exit code. It must not end by a signal: Torque would take that for
-/// success.
+/// Returns the exit code. It must not end by a signal: Torque would take that for success.
 pub fn main() -> u8 {
     if guard::begin(NAME, BROKEN).is_err() {
         return BROKEN;
@@ -82,10 +79,9 @@ pub fn main() -> u8 {
             return failure.exit_code();
         }
     };
-    let settings = OnceCell::new();
     let prologue = Prologue {
         arguments,
-        settings,
+        settings: OnceCell::new(),
     };
     let env = |name: &str| std::env::var(name).ok();
     let job = &prologue.arguments.job;
@@ -143,7 +139,6 @@ impl Prologue {
         })
     }
 
-    /// Reads the configuration, checks run_dir (faults), and looks the user up (undetermined).
     fn prepare(
         &self,
         submission: &Submission,
@@ -169,39 +164,35 @@ impl Prologue {
     fn start(&self, input: Input<'_>, job: &Job) -> u8 {
         let (submission, wait) = (&job.submission, self.arguments.wait);
         let system = batch::of(submission.scheduler);
-        if system.facts().may_skip_epilogue {
+        let may_skip_epilogue = system.facts().may_skip_epilogue;
+        if may_skip_epilogue {
             let limit = job.deadline.remaining() / 2;
             reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit);
         }
         let limit = job.deadline.remaining();
         // A rollback must fit behind a start that took its whole time.
         let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
-        let is_watched = submission.sister && system.facts().may_skip_epilogue;
-        let schedulers_limit = is_watched
-            .then(|| system.time_limit(&input, false, &job.location))
-            .flatten();
-        let again = wait == ReturnWhen::Ready && !submission.step && system.was_put_back(&input);
         let location = job.location.clone();
-        let input = Input { location, ..input };
         let scheduled = JobInput {
             submission,
-            input,
+            input: Input { location, ..input },
             devices: OnceCell::new(),
         };
         let begun = job::begin(&mut node, job, &scheduled, wait);
+        let input = &scheduled.input;
+        let again = wait == ReturnWhen::Ready && !submission.step && system.was_put_back(input);
         if again && begun.failed.is_none() {
             outcome::of_success(&mut node, job);
         }
         drop(node);
-        if begun.code == 0 && is_watched {
-            let limit = schedulers_limit.unwrap_or(job.settings.deadline);
-            watch_start(system, job, limit);
+        if begun.code == 0 && submission.sister && may_skip_epilogue {
+            let limit = system.time_limit(input, false, &job.location);
+            watch_start(system, job, limit.unwrap_or(job.settings.deadline));
         }
         begun.code
     }
 
-    /// Before a job that did not ask: takes down what an earlier job may have left, as our script
-    /// saw.
+    /// Before a job that did not ask: takes down what an earlier job may have left.
     fn clear_before(&self, input: &Input<'_>) {
         let caller = batch::caller(input).filter(|system| system.facts().may_skip_epilogue);
         let (Some(system), Ok(submission)) = (caller, batch::read(input, &ThisHost)) else {
@@ -214,7 +205,6 @@ impl Prologue {
         }
     }
 
-    /// The time for the whole prologue: the configured limit, below the scheduler's.
     fn budget(
         &self,
         input: &Input<'_>,
@@ -227,8 +217,7 @@ impl Prologue {
         Budget::new(settings.deadline, limit)
     }
 
-    /// A job that did not ask runs as if there were no MPS: root's, or one of a user whom this node
-    /// does not know.
+    /// Of a job that did not ask: root's, or one of a user whom this node does not know.
     fn run_without_mps(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
         let mut node = to_record(settings.as_ref().unwrap_or(&Settings::usual()));
@@ -246,8 +235,7 @@ impl Prologue {
         0
     }
 
-    /// Of a refused request, an unusable configuration or run_dir, or an unknown user: the node has
-    /// not been looked at, so it is not drained.
+    /// The node has not been looked at, so it is not drained.
     fn fail(&self, submission: &Submission, failure: Failure, deadline: Deadline) -> u8 {
         let name = submission.node_name(&ThisHost);
         let settings = self.settings(&name);
@@ -293,9 +281,8 @@ impl Prologue {
     }
 }
 
-/// Leaves a process that takes this job down if the job does not begin after all: no epilogue runs
-/// here then. It waits for the other nodes' prologues and then for the mother superior's, each for
-/// at most `limit`.
+/// Leaves a process that takes this job down if it does not begin after all: no epilogue runs then.
+/// It waits for the other nodes' prologues and then the mother superior's, each at most `limit`.
 fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     let ending = Ending {
         settings: &job.settings,
@@ -307,7 +294,6 @@ fn watch_start(system: &dyn BatchSystem, job: &Job, limit: Duration) {
     let _ = guard::detach(|| unbegun::take_down(cli::NAME, id, &ending, 2 * limit));
 }
 
-/// Answers further questions from the scheduler's arguments.
 struct JobInput<'a> {
     submission: &'a Submission,
     input: Input<'a>,
@@ -315,30 +301,32 @@ struct JobInput<'a> {
     devices: OnceCell<Result<Devices, Failure>>,
 }
 
+impl<'a> JobInput<'a> {
+    /// With the home of the mom that runs us: a prologue starts in its `mom_priv`
+    /// (docs/facts/pbs.md#environment-identity-and-descriptors).
+    fn with_home(&self) -> Input<'a> {
+        let here = std::env::current_dir().unwrap_or_default();
+        let home = here.parent().filter(|_| here.ends_with("mom_priv"));
+        let mut input = self.input.clone();
+        input.location.home = input.location.home.or(home.map(PathBuf::from));
+        input
+    }
+}
+
 impl Scheduled for JobInput<'_> {
     fn script(&self) -> Option<String> {
-        let mut input = self.input.clone();
-        input.location.home = input.location.home.or_else(home_of_caller);
-        batch::of(self.submission.scheduler).script(self.submission, &input)
+        batch::of(self.submission.scheduler).script(self.submission, &self.with_home())
     }
 
     fn unattached(&self) -> Option<Unattached> {
-        let mut input = self.input.clone();
-        input.location.home = input.location.home.or_else(home_of_caller);
-        batch::of(self.submission.scheduler).unattached(self.submission, &input, &ThisHost)
+        let system = batch::of(self.submission.scheduler);
+        system.unattached(self.submission, &self.with_home(), &ThisHost)
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
         let ask = || batch::devices(self.submission, &self.input, &ThisHost);
         self.devices.get_or_init(ask).clone()
     }
-}
-
-/// The home of the mom that runs us: a prologue starts in `mom_priv`
-/// (docs/facts/pbs.md#environment-identity-and-descriptors).
-fn home_of_caller() -> Option<PathBuf> {
-    let here = std::env::current_dir().ok()?;
-    (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?
 }
 
 fn to_record(settings: &Settings) -> RealNode {

@@ -22,16 +22,15 @@ pub struct SystemFacts {
     pub syntax: Syntax,
     /// How its users run a small job, for `mpsctl selftest`.
     pub trial: &'static Trial,
-    /// Longest reason of a drain that it keeps whole. Bytes.
+    /// The longest reason of a drain that it keeps whole. Bytes.
     pub longest_reason: usize,
-    /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
+    /// Whether a step of a job can have a daemon of its own.
     pub has_steps: bool,
-    /// Whether it starts a batch job again at once after a failed prologue. If the node could not
-    /// be drained either, the prologue then waits until its deadline before it exits: no other
-    /// brake is left.
+    /// It starts a batch job again at once after a failed prologue, which then waits until its
+    /// deadline if the node could not be drained: no other brake is left.
     pub retries_at_once: bool,
-    /// May call no epilogue on a node of a job that never began. Our watching process then cleans
-    /// up, or the next prologue.
+    /// May call no epilogue for a job that never began: our watching process or the next prologue
+    /// cleans up.
     pub may_skip_epilogue: bool,
     /// Whether the epilogue's standard error goes into the job's own error file.
     pub shows_end: bool,
@@ -58,15 +57,12 @@ pub trait BatchSystem: Sync {
 
     // How it calls us.
 
-    /// Whether it makes a call with this many positional arguments and this environment, but
-    /// without `--scheduler`.
+    /// Whether it makes a call with this many positional arguments and this environment.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
-    /// Identifies the job and its request. Reads nothing that would cost time for a job without
-    /// MPS. Undetermined: a vector that it never writes, so we are wired up wrongly. Refusal: an id
-    /// or a name that it never writes.
+    /// Identifies the job and its request, at no cost for a job without MPS. Undetermined: a vector
+    /// that it never writes, so we are wired up wrongly. Refusal: an id or name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
-    /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that
-    /// asked for MPS.
+    /// The job's GPUs and tasks on this node, for jobs that asked for MPS: it may ask the scheduler.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
     /// `CUDA_VISIBLE_DEVICES` that it gives the tasks of this job on this node itself, by the
     /// environment of one. `None`: none, or it does not tell.
@@ -83,13 +79,11 @@ pub trait BatchSystem: Sync {
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
-    /// The job's batch script, if this node has it before the job begins. Interactive jobs have an
-    /// empty one.
+    /// The job's batch script, if this node has it before the job begins; empty if interactive.
     fn script(&self, _: &Submission, _: &Input<'_>) -> Option<String> {
         None
     }
-    /// The batch script of a job that has begun, if [`BatchSystem::script`] came too early for it.
-    /// Interactive jobs have an empty one.
+    /// The same of a job that has begun, if [`BatchSystem::script`] came too early for it.
     fn late_script(&self, _: &JobId, _: &Location) -> Option<String> {
         None
     }
@@ -100,22 +94,18 @@ pub trait BatchSystem: Sync {
 
     // What it makes of a failure.
 
-    /// What the prologue does with a failure, so that this scheduler harms neither the node nor the
-    /// job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
-    /// Whether the program that starts this job's shell shows the user the record's refusal and
-    /// starts nothing.
+    /// Whether the program that starts this job's shell shows the user the record's refusal.
     fn tells_refusals(&self, _: &Submission, _: &Location, _: &dyn Host) -> bool {
         false
     }
-    /// Whether the job was put back into its queue before, and its user was told why in a place
-    /// that stays.
+    /// Whether the job was put back into its queue, and its user told why in a place that stays.
     fn was_put_back(&self, _input: &Input<'_>) -> bool {
         false
     }
 
-    /// How long the called program may run before the scheduler kills it or drains the node;
-    /// `None`: no limit. `step`: the program is for a step's own daemon. Asks no controller.
+    /// How long the called program may run before the scheduler kills it or drains the node; `None`:
+    /// no limit. `step`: it is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration>;
 
     fn at(&self, location: &Location) -> Box<dyn Located>;
@@ -141,16 +131,15 @@ pub trait Located {
     fn controller(&self, node: &str) -> Box<dyn Controller>;
 }
 
-/// What the prologue does with a failure beyond its exit code.
+/// What the prologue does with a failure beyond its exit code, so that its scheduler harms neither
+/// the node nor the job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitPolicy {
-    /// The prologue exits 0, and the job's tasks read the failure in the record. For a fault only
-    /// if it drained the node.
+    /// It exits 0, for a fault only if it drained the node; the job's tasks read the record.
     pub left_to_tasks: bool,
     /// We put a job with an undetermined failure back into the queue, if the site allows it.
     pub requeue: bool,
-    /// The scheduler counts a job's failed tries. Our caller resets the count after a failure of
-    /// the node, which has an exit code of its own.
+    /// An exit code of its own for a failure of the node: our caller resets the scheduler's count.
     pub tells_tries: bool,
 }
 
@@ -159,8 +148,7 @@ pub struct ExitPolicy {
 pub struct Unattached {
     pub why: String,
     pub remedy: String,
-    /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task
-    /// run.
+    /// The user cannot attach them either: no daemon there, or the starter lets no task run.
     pub no_way_round: bool,
 }
 
@@ -174,8 +162,7 @@ pub struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and
-    /// their shares have no name.
+    /// 0 in MIG mode: the MIG devices are the scheduler's, and their shares have no name.
     pub fn shares(&self) -> u32 {
         match self.replicas {
             Some(replicas) if self.gpu.mig == Mig::Off => replicas.min(self.clients),
@@ -193,15 +180,12 @@ impl Offer<'_> {
             Some(_) => return None,
             None => "has no replicas in mpsd.toml".to_owned(),
         };
-        Some(format!(
-            "# GPU {} '{}' {why}\n",
-            self.gpu.index, self.gpu.name
-        ))
+        let Gpu { index, name, .. } = self.gpu;
+        Some(format!("# GPU {index} '{name}' {why}\n"))
     }
 }
 
-/// What the administrator adds to the configuration of `system` so that `node` offers its shares:
-/// `mpsctl advertise`. Refused when nothing is to be offered.
+/// For `mpsctl advertise`: what the administrator adds to the configuration of `system`.
 pub fn advertise(
     system: &dyn BatchSystem,
     node: &str,
@@ -215,11 +199,8 @@ pub fn advertise(
             true => "its GPUs with replicas are in MIG mode, and shares are of whole GPUs",
         };
         let allowed = "replicas = N, for the site or in a [[node]] section";
-        return Err(Refusal::new(
-            format!("shares of node '{node}'"),
-            why,
-            allowed,
-        ));
+        let what = format!("shares of node '{node}'");
+        return Err(Refusal::new(what, why, allowed));
     }
     let comments: String = offers.iter().filter_map(Offer::comment).collect();
     Ok(comments + &system.shares(node, offers, total))

@@ -1,7 +1,5 @@
-//! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how
-//! long it may take.
+//! How a scheduler calls prologue and epilogue, what it says of a job, and how long it may take.
 
-use super::devices::{GpuName, GpuSource};
 use super::host::Host;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
@@ -13,8 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Reserved below the scheduler's limit: for what ran before our program, our guard, and the
-/// guard's kill.
+/// Reserved below the scheduler's limit: for what ran before us, our guard, and the guard's kill.
 pub const MARGIN: Duration = Duration::from_secs(6);
 /// How long a guard waits beyond the work's own end.
 const GRACE: Duration = Duration::from_secs(3);
@@ -25,12 +22,10 @@ pub enum Program {
     Epilogue,
 }
 
-/// The job's user as the scheduler names them, who may be unknown on this node.
+/// The job's user, who may be unknown on this node: PBS gives a login name, Slurm a number.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum UserRef {
-    /// A login name (PBS).
     Name(String),
-    /// A numeric user id (Slurm).
     Uid(u32),
 }
 
@@ -38,8 +33,7 @@ pub enum UserRef {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
     pub scheduler: Scheduler,
-    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of
-    /// OpenPBS.
+    /// Not the job's first node: a Torque sister (`prologue.parallel`), or a later one of OpenPBS.
     pub sister: bool,
     /// The job, or `JOB.STEP`.
     pub job: JobId,
@@ -50,14 +44,13 @@ pub struct Submission {
     pub account: Option<Vec<u8>>,
     /// OpenPBS's string resource `mps`; the user's text.
     pub resource: Option<String>,
-    /// PBS: its execution queue.
+    /// Its execution queue under PBS.
     pub queue: Option<String>,
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
-    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts
-    /// it. Slurm: a job of salloc.
+    /// PBS: its prologue talks to the user's terminal, and any failure aborts it. Slurm: by salloc.
     pub interactive: bool,
-    /// Slurm: a job of sbatch.
+    /// By sbatch.
     pub script: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
@@ -73,8 +66,7 @@ impl Submission {
         Ok(self)
     }
 
-    /// What the site asks for on behalf of a job without a request: `auto_queues`. Slurm's plugin
-    /// asks for its jobs.
+    /// What the site asks for on behalf of a job without a request, by `auto_queues`.
     pub fn by_site(&self, settings: &dyn Fn() -> Option<Settings>) -> Option<Request> {
         let queue = self.queue.as_ref()?;
         let settings = settings()?;
@@ -128,8 +120,8 @@ pub struct CallOptions {
     pub scripted: bool,
 }
 
-/// What the site's configuration and the environment say of where a scheduler is on this node. A
-/// scheduler's folder searches for the empty fields.
+/// Where the site's configuration and the environment say that a scheduler is on this node. Its
+/// folder searches for the empty fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
     /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
@@ -138,7 +130,7 @@ pub struct Location {
     pub exec: Option<PathBuf>,
     /// This node's name in PBS, if it is not the host's.
     pub node: Option<String>,
-    /// Slurm's directory with `bin` and `sbin`, or with the commands themselves.
+    /// As `exec`.
     pub slurm_exec: Option<PathBuf>,
     pub slurm_conf: Option<String>,
 }
@@ -191,11 +183,8 @@ impl Input<'_> {
             Ok("") => Err(Undetermined::new(what, "the scheduler left it empty").into()),
             Ok(text) => Ok(text.to_owned()),
             Err(_) => {
-                let shown = one_line(&String::from_utf8_lossy(raw), 40);
-                Err(
-                    Refusal::new(format!("{what} '{shown}'"), "it is not UTF-8", "plain text")
-                        .into(),
-                )
+                let what = format!("{what} '{}'", one_line(&String::from_utf8_lossy(raw), 40));
+                Err(Refusal::new(what, "it is not UTF-8", "plain text").into())
             }
         }
     }
@@ -210,23 +199,9 @@ impl Input<'_> {
     pub fn number(&self, name: &str) -> Option<u32> {
         (self.env)(name).and_then(|text| text.trim().parse().ok())
     }
-
-    pub fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
-        let Some(text) = &self.given.gpus else {
-            return Ok(None);
-        };
-        match GpuName::parse_list(text) {
-            Ok(names) if names.is_empty() => Ok(Some(GpuSource::None)),
-            Ok(names) => Ok(Some(GpuSource::Listed(names))),
-            Err(why) => {
-                Err(Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why).into())
-            }
-        }
-    }
 }
 
-/// The time of one prologue or epilogue, below the scheduler's own limit. Every wait of the program
-/// is a part of it.
+/// The time of one prologue or epilogue. Every wait of the program is a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// For the work, which ends by itself.

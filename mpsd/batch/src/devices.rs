@@ -5,7 +5,6 @@ use mpsd_core::Inventory;
 use mpsd_core::record::RecordDevice;
 use mpsd_core::text::one_line;
 
-/// A GPU in the scheduler's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuName {
     /// The scheduler's number: gres.conf's index, Torque's `-gpuN`.
@@ -15,7 +14,6 @@ pub enum GpuName {
 }
 
 impl GpuName {
-    /// Reads `3`, `GPU-…` or `MIG-…`.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/');
@@ -27,13 +25,10 @@ impl GpuName {
         number.then(|| text.parse().ok().map(Self::Index))?
     }
 
-    /// Reads a list with commas; blank entries are left out. It fails for an entry that is neither
-    /// a number nor a UUID.
+    /// Reads a list with commas; blank entries are left out.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        let entries = text
-            .split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty());
+        let entries = text.split(',').map(str::trim);
+        let entries = entries.filter(|entry| !entry.is_empty());
         let parse = |entry| {
             Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40)))
         };
@@ -56,11 +51,17 @@ pub enum GpuSource {
     },
     /// The scheduler does not say, for this reason; the setting `gpus_unknown` decides.
     Unknown(String),
-    /// None: the job has no GPU here.
     None,
 }
 
 impl GpuSource {
+    pub fn of(names: Vec<GpuName>) -> Self {
+        if names.is_empty() {
+            return Self::None;
+        }
+        Self::Listed(names)
+    }
+
     /// The same, with another reason why the scheduler names none.
     pub fn because(self, why: String) -> Self {
         match self {
@@ -74,7 +75,7 @@ impl GpuSource {
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {
             Self::Numbered(numbers) => numbers.devices(inventory),
-            Self::Listed(_) | Self::Counted { .. } | Self::Unknown(_) | Self::None => Vec::new(),
+            _ => Vec::new(),
         }
     }
 }
@@ -98,6 +99,17 @@ pub struct Part {
     pub all: u32,
     /// The scheduler shares out the threads too.
     pub of_threads: bool,
+}
+
+impl Part {
+    pub fn of_shares(own: u32, all: u32) -> Self {
+        let own = own.min(all);
+        Self {
+            own,
+            all,
+            of_threads: false,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

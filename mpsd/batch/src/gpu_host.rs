@@ -9,8 +9,7 @@ pub const NVIDIA: &str = "0x10de";
 pub const DRIVER: &str = "/proc/driver/nvidia/version";
 pub const NO_GPU_HOST: &str = "it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here: take them out of its configuration";
 
-/// A host without GPUs is misconfigured, not broken. A drain would not help, so its fault is one of
-/// the configuration.
+/// A host without GPUs is misconfigured, not broken: a drain would not help.
 pub fn unless_no_gpu_host(failure: Failure, nvml: &str) -> Failure {
     let is_one = || is_gpu_host(nvml) || Path::new(DRIVER).exists();
     match failure {

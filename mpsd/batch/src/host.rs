@@ -6,7 +6,7 @@ use mpsd_core::trusted::open_trusted;
 use mpsd_sys::Exit;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::spawn::Spawn;
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::fstat;
 use nix::sys::statfs::{self, FsType, statfs};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
@@ -56,8 +56,7 @@ impl Answer {
 
 /// What a scheduler's folder may ask of the machine.
 pub trait Host {
-    /// A file that only root can have put there, if it has at most `most` bytes; `None` when there
-    /// is none.
+    /// A file that only root can have put there, of at most `most` bytes; `None`: there is none.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
 
     /// The text of such a file. An error is one line.
@@ -67,8 +66,8 @@ pub trait Host {
         Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The same for the scheduler's own configuration. It may be a link and have any owner: the
-    /// scheduler's daemon, which is root, obeys the same file.
+    /// The same for the scheduler's own configuration, of any owner: its daemon, which is root,
+    /// obeys the same file.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
     }
@@ -98,9 +97,8 @@ pub trait Host {
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 
-    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and
-    /// locale. Kills it at the deadline. Fails if it did not run or end, or if its answer is too
-    /// long.
+    /// Runs `program` (absolute, root's) with `environment` and our own `PATH` and locale. Kills it
+    /// at the deadline. Fails if it did not run or end, or if its answer is too long.
     fn run(
         &self,
         program: &Path,
@@ -125,10 +123,9 @@ impl Host for ThisHost {
     }
 
     fn executable(&self, path: &Path) -> bool {
-        let mode = open_trusted(path)
-            .ok()
-            .and_then(|found| fstat(&found.file).ok());
-        mode.is_some_and(|status| Mode::from_bits_truncate(status.st_mode).contains(Mode::S_IXUSR))
+        let found = open_trusted(path).ok();
+        let about = found.and_then(|found| fstat(&found.file).ok());
+        about.is_some_and(|about| about.st_mode & 0o100 != 0)
     }
 
     fn run(
@@ -142,9 +139,8 @@ impl Host for ThisHost {
         spawn.args = arguments.iter().map(OsString::from).collect();
         let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
         let all = own.iter().chain(environment);
-        spawn.env = all
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect();
+        let all = all.map(|(name, value)| (name.into(), value.into()));
+        spawn.env = all.collect();
         let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
         let ended = ended.map_err(|error| error.to_string())?;
         let text = ended.text();
@@ -167,19 +163,15 @@ pub fn boot_time() -> Option<u64> {
     seconds.trim().parse().ok()
 }
 
-/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the
-/// present clock, as file times are; `btime` has whole seconds only.
+/// When a process began, by field 22 of `/proc/PID/stat` and the present clock, as file times are.
 pub fn started(ticks: u64) -> Option<SystemTime> {
-    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok()??.try_into().ok()?;
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
-    let milliseconds = ticks
-        .checked_mul(1000)?
-        .checked_div(per_second.try_into().ok()?)?;
+    let milliseconds = ticks.checked_mul(1000)?.checked_div(per_second)?;
     SystemTime::now().checked_sub(up.checked_sub(Duration::from_millis(milliseconds))?)
 }
 
-/// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's
-/// time.
+/// The same in seconds since 1970, rounded up.
 pub fn began(ticks: u64) -> Option<i64> {
     let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
     i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)

@@ -34,6 +34,7 @@ use mpsd_core::Refusal;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
+use mpsd_core::text::one_line;
 pub use slurm::numbers::Numbers;
 pub use torque::may_run_as_root;
 
@@ -41,24 +42,18 @@ pub use torque::may_run_as_root;
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
 pub fn of(scheduler: Scheduler) -> &'static dyn BatchSystem {
-    let named = ALL
-        .into_iter()
-        .find(|system| system.scheduler() == scheduler);
-    named.unwrap_or(ALL[0])
+    let is_it = |system: &&dyn BatchSystem| system.scheduler() == scheduler;
+    ALL.into_iter().find(is_it).unwrap_or(ALL[0])
 }
 
 pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
-    let values =
-        ALL.map(|system| PossibleValue::new(system.scheduler().name()).help(system.facts().title));
-    let find = |name: String| {
-        ALL.into_iter()
-            .find(|system| system.scheduler().name() == name)
-    };
-    let scheduler = move |name| {
-        let found = find(name).map(BatchSystem::scheduler);
-        found.ok_or("no batch system that mpsd knows")
-    };
-    PossibleValuesParser::new(values).try_map(scheduler)
+    let value = |facts: &SystemFacts| PossibleValue::new(facts.scheduler.name()).help(facts.title);
+    let values = ALL.map(|system| value(system.facts()));
+    PossibleValuesParser::new(values).try_map(|name| {
+        let mut known = ALL.into_iter().map(BatchSystem::scheduler);
+        let named = known.find(|scheduler| scheduler.name() == name);
+        named.ok_or("no batch system that mpsd knows")
+    })
 }
 
 /// The systems that may have this job here, by its id alone.
@@ -67,12 +62,10 @@ pub fn owners(job: &JobId, location: &Location) -> impl Iterator<Item = &'static
         .filter(|system| system.at(location).may_own(job))
 }
 
-/// The ids that a user may mean who gives the number of a job alone, as to qstat: those of each
-/// system here, then the number.
+/// The ids that a user may mean by the number of a job alone: each system's, then the number.
 pub fn meant(job: &str, location: &Location) -> Result<Vec<JobId>, Refusal> {
-    let is_number =
-        |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(['.', '_']);
-    let systems = ALL.into_iter().filter(|_| is_number(job));
+    let is_number = job.starts_with(|c: char| c.is_ascii_digit()) && !job.contains(['.', '_']);
+    let systems = ALL.into_iter().filter(|_| is_number);
     let whole = systems.flat_map(|system| system.at(location).whole_ids(job));
     whole
         .chain([job.to_owned()])
@@ -80,7 +73,7 @@ pub fn meant(job: &str, location: &Location) -> Result<Vec<JobId>, Refusal> {
         .collect()
 }
 
-/// `CUDA_VISIBLE_DEVICES` that its batch system gives the tasks of this job on this node itself.
+/// As [`BatchSystem::scheduled_devices`] of the job's own.
 pub fn scheduled_devices(
     job: &JobId,
     env: Lookup<'_>,
@@ -91,7 +84,7 @@ pub fn scheduled_devices(
         .find_map(|system| system.scheduled_devices(job, env, location, host))
 }
 
-/// The batch script of a job on its first node, if its batch system sends it after the job's begin.
+/// As [`BatchSystem::late_script`] of the job's own.
 pub fn late_script(job: &JobId, location: &Location) -> Option<String> {
     ALL.into_iter()
         .find_map(|system| system.late_script(job, location))
@@ -122,21 +115,22 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
 }
 
 /// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler. It fails for an
-/// unreadable `--gpus`, or as [`BatchSystem::elsewhere`]. GPUs that cannot be found are
-/// [`GpuSource::Unknown`].
+/// unreadable `--gpus`, or as [`BatchSystem::elsewhere`].
 pub fn devices(
     submission: &Submission,
     input: &Input<'_>,
     host: &dyn Host,
 ) -> Result<Devices, Failure> {
-    let given = input.given_gpus()?;
+    let given = input.given.gpus.as_deref().map(|text| {
+        let unread = |why| Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why);
+        GpuName::parse_list(text).map(GpuSource::of).map_err(unread)
+    });
+    let given = given.transpose()?;
     let system = of(submission.scheduler);
     system.elsewhere(submission, input, host)?;
-    let mut found = system.devices(submission, input, host);
-    if let Some(gpus) = given {
-        found.gpus = gpus;
-    }
-    Ok(found)
+    let found = system.devices(submission, input, host);
+    let gpus = given.unwrap_or(found.gpus);
+    Ok(Devices { gpus, ..found })
 }
 
 #[cfg(test)]
@@ -149,17 +143,13 @@ mod tests {
     fn every_name_is_registered_once_and_found_by_it() {
         for system in ALL {
             let name = system.scheduler();
-            assert!(
-                std::ptr::addr_eq(of(name), system),
-                "{name} is registered twice"
-            );
+            assert!(std::ptr::addr_eq(of(name), system), "{name} is there twice");
             let read: Scheduler = serde_json::from_str(&format!("\"{name}\"")).unwrap();
             assert_eq!(read, name, "the name in journals is the one in --scheduler");
         }
         // serde lists the enum's names in its error about an unknown one.
-        let error = serde_json::from_str::<Scheduler>("\"nobody\"")
-            .unwrap_err()
-            .to_string();
+        let error = serde_json::from_str::<Scheduler>("\"nobody\"").unwrap_err();
+        let error = error.to_string();
         assert_eq!(error.matches('`').count(), 2 * (ALL.len() + 1), "{error}");
     }
 
@@ -169,11 +159,8 @@ mod tests {
         let slurm: Lookup<'_> = &|name| (name == "SLURM_JOB_ID").then(|| "4711".to_owned());
         for env in [torque, slurm, &|_| None] {
             for arguments in 0..14 {
-                let calls = ALL
-                    .iter()
-                    .filter(|system| system.calls(arguments, env))
-                    .count();
-                assert!(calls <= 1, "{arguments} arguments are called by {calls}");
+                let calls = ALL.iter().filter(|system| system.calls(arguments, env));
+                assert!(calls.count() <= 1, "{arguments} arguments");
             }
         }
     }

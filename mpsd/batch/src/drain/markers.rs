@@ -23,11 +23,10 @@ pub struct Marker {
     pub note: Option<String>,
     /// The GPUs to look at again before the drain is lifted.
     pub gpus: Vec<String>,
-    /// How many GPUs the node had, these among them, if that was known: with as many again, one
-    /// that is missing was replaced.
+    /// How many GPUs the node had, if known: with as many again, a missing one was replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<usize>,
-    /// The scheduler has it; else it waits for the timer, and the node takes no MPS job until then.
+    /// Until the scheduler has it the node takes no MPS job.
     pub delivered: bool,
     /// `SLURM_CONF` of the prolog's environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,12 +72,11 @@ pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
     removed.map(drop).map_err(|e| e.to_string())
 }
 
-/// The drains of this node, without garbled ones: the scheduler's own reason tells more.
+/// The drains, without garbled ones: the scheduler's own reason tells more.
 pub fn all(paths: &Paths) -> Vec<Marker> {
     read_all(paths, false)
 }
 
-/// The notes for an administrator on this node in service.
 pub fn remarks(paths: &Paths) -> Vec<Marker> {
     read_all(paths, true)
 }
@@ -101,7 +99,6 @@ pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
     of_node(paths, node, false)
 }
 
-/// A drain of this node that the scheduler has.
 pub fn delivered(paths: &Paths, node: &str) -> Option<Marker> {
     of_node(paths, node, true)
 }

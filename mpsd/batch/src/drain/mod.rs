@@ -1,6 +1,5 @@
 //! Drains and undrains: with our own prefix, on proof, never over another's reason, read back, and
-//! remembered until delivered. The order of questions and orders is the same for every scheduler;
-//! its [`Controller`] carries them out.
+//! remembered until delivered. A scheduler's [`Controller`] carries out the orders.
 
 pub mod markers;
 
@@ -78,17 +77,15 @@ impl<'a> Place<'a> {
     }
 }
 
-/// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their
-/// directories, the longest path first. Then it is cut before its last clause, because that clause
-/// is the cause.
+/// `text` in at most `longest` bytes. To fit, its paths lose their directories, the longest first.
+/// Then it is cut before its last clause, which is the cause.
 fn fitted(longest: usize, text: &str) -> String {
     // Slurm removes quotes at the ends, and no scheduler wants anything but ASCII.
     let plain = |c: char| if c.is_ascii() && c != '"' { c } else { '?' };
     let plain: String = text.chars().map(plain).collect();
     let mut line = one_line(&plain, plain.len());
-    while let Some(shorter) = (line.len() > longest)
-        .then(|| without_directory(&line))
-        .flatten()
+    while line.len() > longest
+        && let Some(shorter) = without_directory(&line)
     {
         line = shorter;
     }
@@ -103,21 +100,16 @@ fn fitted(longest: usize, text: &str) -> String {
 /// `text` with its longest path as `.../NAME`; `None`: it has none that could be shorter.
 fn without_directory(text: &str) -> Option<String> {
     let is_end = |c: char| c.is_whitespace() || matches!(c, '\'' | ':' | ',' | ';' | ')');
-    let name = |word: &str| {
-        let at = word.rfind('/').filter(|at| *at > CUT.len());
-        at.filter(|_| word.starts_with('/'))
-            .map(|at| format!("{CUT}{}", &word[at..]))
-    };
-    let paths = text
-        .split(is_end)
-        .filter_map(|word| Some((word, name(word)?)));
-    let (path, name) = paths.max_by_key(|(word, _)| word.len())?;
-    Some(text.replacen(path, &name, 1))
+    let paths = text.split(is_end).filter_map(|word| {
+        let at = word.rfind('/').filter(|_| word.starts_with('/'));
+        at.filter(|at| *at > CUT.len()).map(|at| word.split_at(at))
+    });
+    let (above, name) = paths.max_by_key(|(above, name)| above.len() + name.len())?;
+    Some(text.replacen(&format!("{above}{name}"), &format!("{CUT}{name}"), 1))
 }
 
 /// Shows the administrator `failure`, which does not drain, as a note on the node: once, and never
-/// over another's note. Remembers it for [`withdraw_remarks`]. Returns a line for the log if
-/// something was tried.
+/// over another's. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, failure: &impl Display) -> Option<String> {
     let marker = Marker {
         delivered: true,
@@ -159,7 +151,6 @@ pub fn withdraw_remarks(paths: &Paths, location: &Location) -> Vec<Result<String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// What a drain is for.
 #[derive(Debug)]
 pub struct Cause<'a> {
     /// As in `job 12`.
@@ -170,48 +161,42 @@ pub struct Cause<'a> {
     pub of: Option<usize>,
 }
 
-/// Drains the node for `cause` and remembers it. A drain that cannot be
-/// delivered waits for the timer. Returns a line for the log, and whether the scheduler has it.
+/// Drains the node for `cause` and remembers it, until the timer if the drain cannot be delivered.
+/// Returns a line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
     controller: &dyn Controller,
     cause: Cause<'_>,
 ) -> (String, bool) {
-    let Cause {
-        jobs,
-        fault,
-        gpus,
-        of,
-    } = cause;
     let marker = Marker {
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
-        gpus,
-        of,
-        ..place.marker(&format!("{PREFIX} {jobs}: {fault}"))
+        gpus: cause.gpus,
+        of: cause.of,
+        ..place.marker(&format!("{PREFIX} {}: {}", cause.jobs, cause.fault))
     };
     // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
     let (outcome, remembered) = hand_over(paths, &marker, controller);
     let (node, reason, delivered) = (place.node, &marker.reason, outcome.is_ok());
-    let line = match outcome {
-        Ok(Outcome::Ours(_)) => format!("node '{node}' drained: {reason}"),
+    let how = match outcome {
+        Ok(Outcome::Ours(_)) => "drained".to_owned(),
         Ok(Outcome::Others(other)) => {
-            let other = one_line(&other, SHOWN);
-            format!("node '{node}' was drained already ('{other}'), left so: {reason}")
+            format!(
+                "was drained already ('{}'), left so",
+                one_line(&other, SHOWN)
+            )
         }
-        Err(why) => {
-            format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}")
-        }
+        Err(why) => format!("cannot be drained now ({why}), tried again later"),
     };
-    match waiting.and(remembered) {
-        Ok(()) => (line, delivered),
-        Err(why) => (format!("{line} (not remembered: {why})"), delivered),
+    let mut line = format!("node '{node}' {how}: {reason}");
+    if let Err(why) = waiting.and(remembered) {
+        line += &format!(" (not remembered: {why})");
     }
+    (line, delivered)
 }
 
-/// Tries to deliver the drain of `marker`; returns what became of it, and whether that is
-/// remembered.
+/// Tries to deliver the drain of `marker`. Returns what became of it, and whether it is remembered.
 pub fn hand_over(
     paths: &Paths,
     marker: &Marker,
@@ -222,8 +207,7 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // Keep an administrator's note on a node in service. A note of ours there is outdated: somebody
-    // lifted its drain by hand.
+    // Keep an administrator's note on a node in service; ours there is outdated.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(PREFIX);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
@@ -251,26 +235,26 @@ fn drain(
     marker: &Marker,
     before: NodeStatus,
 ) -> Result<Outcome, String> {
-    let outcome = |reason: String, is_ours: bool| match is_ours {
+    let was_drained = before.drained;
+    let mut shown = before;
+    if !was_drained {
+        let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
+        shown = controller.status()?;
+        if !shown.drained {
+            return Err(controller.not_obeyed(&said));
+        }
+    }
+    let reason = shown.reason.unwrap_or_default();
+    let is_ours = match was_drained {
+        true => reason.starts_with(PREFIX),
+        false => reason == marker.reason,
+    };
+    Ok(match is_ours {
         true => Outcome::Ours(reason),
         false => Outcome::Others(reason),
-    };
-    if before.drained {
-        let reason = before.reason.unwrap_or_default();
-        let is_ours = reason.starts_with(PREFIX);
-        return Ok(outcome(reason, is_ours));
-    }
-    let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
-    let after = controller.status()?;
-    let reason = after.reason.unwrap_or_default();
-    let is_ours = reason == marker.reason;
-    match after.drained {
-        true => Ok(outcome(reason, is_ours)),
-        false => Err(controller.not_obeyed(&said)),
-    }
+    })
 }
 
-/// How the drain of `marker` stands, if the controller answers.
 pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState, String> {
     let shown = controller.status()?;
     let reason = shown.reason.unwrap_or_default();
@@ -287,8 +271,8 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     })
 }
 
-/// Lifts the drain of `marker` and forgets it. The caller has checked the node. It stays if it is
-/// another's, or if the scheduler does not obey.
+/// Lifts the drain of `marker` and forgets it, unless it is another's. The caller has checked the
+/// node.
 pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
     let before = controller.status()?;
     if before.drained {

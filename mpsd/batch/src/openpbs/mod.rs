@@ -18,6 +18,7 @@ const MOST_ENV_FILE: usize = 64 << 10;
 /// Our vnodes are named `HOST[GPU-UUID]`: this stands between the host and the rest of the UUID.
 pub const VNODE: &str = "[GPU-";
 const SHARES: &str = "mps_shares=";
+const NGPUS: &str = "ngpus=";
 
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
@@ -67,9 +68,8 @@ impl BatchSystem for OpenPbs {
         })
     }
 
-    /// From our vnodes, then the `aux/JOB.env` of pbs_cgroups, else a bare count. Without
-    /// pbs_cgroups a GPU is never proved to be the job's alone: `qrun -H` brings another job to any
-    /// vnode, at any time.
+    /// From our vnodes, then the `aux/JOB.env` of pbs_cgroups, else a bare count. Only pbs_cgroups
+    /// proves a GPU to be the job's alone: `qrun -H` brings another job to any vnode.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let described = Described::of(input, &here);
@@ -121,8 +121,8 @@ impl BatchSystem for OpenPbs {
         pbs.has_file_of(job).then(|| pbs.script_of(job))
     }
 
-    /// OpenPBS holds the job after 21 tries; a hook on execjob_begin may set the count
-    /// (docs/facts/pbs.md#tries-of-a-job). A failed start that the user may have caused counts.
+    /// OpenPBS holds the job after 21 tries; our hook may set the count
+    /// (docs/facts/pbs.md#tries-of-a-job).
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
         ExitPolicy {
             tells_tries: true,
@@ -179,14 +179,13 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
         Err(why) => return Some(GpuSource::Unknown(why)),
     };
     Some(match GpuName::parse_list(&value) {
-        Ok(names) if names.is_empty() => GpuSource::None,
         // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.
         Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => {
             GpuSource::Unknown(format!(
                 "'{shown}' names GPUs by number, and UUIDs alone are certain"
             ))
         }
-        Ok(names) => GpuSource::Listed(names),
+        Ok(names) => GpuSource::of(names),
         Err(why) => GpuSource::Unknown(format!("'{shown}': {why}")),
     })
 }
@@ -210,73 +209,68 @@ impl Described {
             select,
             place,
             shares: given.shares.is_some(),
-            vnodes: match by_hosts(&vnodes, &hosts).filter(|_| !is_named) {
-                Some(renamed) => renamed,
-                None => vnodes,
-            },
+            vnodes: by_hosts(&vnodes, &hosts)
+                .filter(|_| !is_named)
+                .unwrap_or(vnodes),
         }
+    }
+
+    fn here<'d>(&'d self, here: &str) -> impl Iterator<Item = &'d str> {
+        let own = parts(&self.vnodes).filter(move |(host, _)| same_node(host, here));
+        own.map(|(_, part)| part)
     }
 
     /// The job's GPUs by the vnodes that our hook made of them, `host[GPU-UUID]`, and its part of
     /// each. The smallest of its shares counts: an operator may place it on several.
     fn of_vnodes(&self, here: &str, all: u32) -> Option<(GpuSource, Exclusive)> {
         let mut shares: Vec<(GpuName, u32)> = Vec::new();
-        for (_, part) in parts(&self.vnodes).filter(|(host, _)| same_node(host, here)) {
+        for part in self.here(here) {
             let name = part
                 .find(VNODE)
                 .and_then(|at| part[at + 1..].split(']').next());
-            let Some(gpu) = name.and_then(GpuName::parse) else {
+            let own = count(SHARES, [part]);
+            let is_its = |_: &GpuName| own > 0 || count(NGPUS, [part]) > 0;
+            let Some(gpu) = name.and_then(GpuName::parse).filter(is_its) else {
                 continue;
             };
-            let own = count(SHARES, std::iter::once(("", part)));
-            if own == 0 && ngpus(std::iter::once(("", part))) == 0 {
-                continue;
-            }
             match shares.iter_mut().find(|(known, _)| *known == gpu) {
                 Some((_, sum)) => *sum = sum.saturating_add(own),
                 None => shares.push((gpu, own)),
             }
         }
-        let own = shares.iter().map(|(_, own)| *own).min()?.min(all);
-        let part = Part {
-            own,
-            all,
-            of_threads: false,
-        };
-        let exclusive = match own {
+        let exclusive = match shares.iter().map(|(_, own)| *own).min()? {
             0 => Exclusive::Unknown,
-            _ => Exclusive::Shared(Some(part)),
+            own => Exclusive::Shared(Some(Part::of_shares(own, all))),
         };
         let names = shares.into_iter().map(|(gpu, _)| gpu).collect();
         Some((GpuSource::Listed(names), exclusive))
     }
 
     fn without_cgroups(&self, here: &str) -> GpuSource {
-        let elsewhere = ngpus(parts(&self.vnodes).filter(|(host, _)| !same_node(host, here)));
-        let is_of_it = members(&self.vnodes).any(|name| same_node(name, here));
+        let is_of_it = self.here(here).next().is_some();
         let unnamed = "PBS gives a number of GPUs and pbs_cgroups is not there to name them";
-        let selected = || ngpus([("", self.select.as_str())].into_iter());
-        let count = ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here)));
-        let why = match (count, self.vnodes.as_str(), self.select.as_str()) {
+        let own = count(NGPUS, self.here(here));
+        let is_elsewhere = count(NGPUS, [&*self.vnodes]) > own;
+        let why = match (own, self.vnodes.as_str(), self.select.as_str()) {
             (0, "", "") => "no file of pbs_cgroups, and nothing says what the job asked for",
-            (0, "", _) if selected() > 0 => unnamed,
+            (0, "", select) if count(NGPUS, [select]) > 0 => unnamed,
             (0, ..) => "the job did not ask PBS for GPUs here (-l select=1:ngpus=1)",
             _ => unnamed,
         };
         let why = why.to_owned();
-        match count {
-            0 if is_of_it && elsewhere > 0 => GpuSource::None,
-            0 if elsewhere > 0 => GpuSource::Unknown(format!(
+        match own {
+            0 if is_of_it && is_elsewhere => GpuSource::None,
+            0 if is_elsewhere => GpuSource::Unknown(format!(
                 "PBS gave the job GPUs on other nodes than '{here}'; if a vnode of this host has another name, set node under [pbs]"
             )),
             0 => GpuSource::Unknown(why),
-            _ => GpuSource::Counted { count, why },
+            count => GpuSource::Counted { count, why },
         }
     }
 
     /// Whether the job has this whole host alone: its request or the server says so, and the mom
-    /// has no other job. `Err`: the mom has one, or cannot tell. `qrun -H` disregards the request,
-    /// and so does a vnode with `sharing=ignore_excl`.
+    /// has no other job, since `qrun -H` and `sharing=ignore_excl` disregard the request. `Err`: the
+    /// mom has one, or cannot tell.
     fn whole_node(
         &self,
         here: &str,
@@ -285,21 +279,18 @@ impl Described {
         host: &dyn Host,
     ) -> Result<bool, String> {
         let pbs = Installation::find(&PRODUCT, &input.location, host);
-        let is_meant =
-            self.asks_alone(here) || PbsNode::new(pbs.clone(), here, host).is_exclusive();
-        match is_meant
-            .then(|| pbs.other_job(&submission.job, host))
-            .transpose()?
-        {
-            Some(Some(other)) => Err(format!(
+        if !self.asks_alone(here) && !PbsNode::new(pbs.clone(), here, host).is_exclusive() {
+            return Ok(false);
+        }
+        match pbs.other_job(&submission.job, host)? {
+            None => Ok(true),
+            Some(other) => Err(format!(
                 "'place' asks for the node alone, and its mom has job {other} too"
             )),
-            alone => Ok(alone.is_some()),
         }
     }
 
-    /// Whether the request asks for the whole host. `excl` covers vnodes only, and a host may have
-    /// several.
+    /// Whether the request asks for the whole host: `excl` only if it has one vnode.
     fn asks_alone(&self, here: &str) -> bool {
         let place = self.place.to_ascii_lowercase();
         let is_vnode_here = |(host, part): (&str, &str)| {
@@ -314,12 +305,9 @@ impl Described {
     }
 }
 
-fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
-    count("ngpus=", parts)
-}
-
-fn count<'t>(resource: &str, parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
-    let words = parts.flat_map(|(_, part)| part.split([':', '+']));
+fn count<'t>(resource: &str, parts: impl IntoIterator<Item = &'t str>) -> u32 {
+    let parts = parts.into_iter();
+    let words = parts.flat_map(|part| part.split([':', '+', '(', ')']));
     let counts = words.filter_map(|word| word.strip_prefix(resource)?.parse::<u32>().ok());
     counts.fold(0, u32::saturating_add)
 }
@@ -358,8 +346,7 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     Some(sum).filter(|sum| *sum > 0)
 }
 
-/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which
-/// `qrun -H` places. A chunk may span vnodes; those of one host are `host[0]`, `host[1]`.
+/// Of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which `qrun -H` places.
 fn chunks(vnodes: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     let is_between = |c: char| {
@@ -377,8 +364,7 @@ fn chunks(vnodes: &str) -> Vec<&str> {
 }
 
 /// `vnodes` with the host before each name that is not the host's own: `gpubox` of
-/// `nodeb:15002/0*8` becomes `nodeb[gpubox]`. `hosts` has one for each chunk (attribute
-/// `exec_host2`). `None`: it has not.
+/// `nodeb:15002/0*8` becomes `nodeb[gpubox]`. `None`: `hosts` has not one for each chunk.
 fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
     let (chunks, names): (_, Vec<&str>) = (chunks(vnodes), hosts.split('+').collect());
     if hosts.is_empty() || chunks.len() != names.len() {
@@ -399,8 +385,7 @@ fn by_hosts(vnodes: &str, hosts: &str) -> Option<String> {
     Some(renamed.join("+"))
 }
 
-/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host
-/// are `host[0]`, `host[1]`.
+/// The hosts of a list's parts; vnodes of one host are `host[0]`, `host[1]`.
 fn members(vnodes: &str) -> impl Iterator<Item = &str> {
     parts(vnodes).map(|(host, _)| host)
 }

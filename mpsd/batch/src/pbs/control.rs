@@ -1,7 +1,6 @@
 //! A PBS on this node: its jobs by the mom's own files and `qstat`, its node by `pbsnodes`.
 //!
-//! Torque's pbsnodes exits 0 even if the server refused or does not know the node
-//! (docs/facts/pbs.md#pbsnodes). So no exit code of it counts.
+//! No exit code of pbsnodes counts: Torque's is 0 after a refusal (docs/facts/pbs.md#pbsnodes).
 
 use super::{Installation, attribute, same_node};
 use crate::batch_system::Located;
@@ -15,7 +14,7 @@ use std::time::Duration;
 pub const LONGEST_REASON: usize = 79;
 /// A call took 5 to 11 ms; a busy server gets this.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
-/// The same for a question of 'mpsctl reconcile', which has more time.
+/// For 'mpsctl reconcile', which has more time.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(5);
 const SHOWN: usize = 120;
 const LONGEST_COMMENT: usize = 500;
@@ -37,6 +36,12 @@ struct Paragraph {
     note: Option<String>,
 }
 
+impl Paragraph {
+    fn has(&self, state: &str) -> bool {
+        self.state.split(',').any(|word| word.trim() == state)
+    }
+}
+
 impl<'h> PbsNode<'h> {
     /// By `name`, then by the host's own name, whole and up to its first dot: Torque wants the
     /// exact name.
@@ -45,28 +50,24 @@ impl<'h> PbsNode<'h> {
         let short = own.split('.').next().unwrap_or_default();
         let mut names: Vec<String> = Vec::new();
         for name in [name, &own, short] {
-            if !name.is_empty()
-                && !name.starts_with('-')
-                && !names.iter().any(|known| known == name)
-            {
+            let is_known = names.iter().any(|known| known == name);
+            if !is_known && !name.is_empty() && !name.starts_with('-') {
                 names.push(name.to_owned());
             }
         }
         Self { host, pbs, names }
     }
 
-    /// Whether the server gives the whole node to one job, or to one reservation: by its `place`,
-    /// or by the `sharing` of a vnode.
+    /// Whether the server gives the whole node to one job or reservation, by its `place` or by the
+    /// `sharing` of a vnode.
     pub fn is_exclusive(&self) -> bool {
-        let is_word = |word: &str| matches!(word.trim(), "job-exclusive" | "resv-exclusive");
-        self.find()
-            .is_ok_and(|node| node.state.split(',').any(is_word))
+        let is_so = |node: Paragraph| node.has("job-exclusive") || node.has("resv-exclusive");
+        self.find().is_ok_and(is_so)
     }
 
     fn call(&self, arguments: &[&str]) -> Result<String, String> {
-        let answer = self
-            .pbs
-            .run("pbsnodes", arguments, CALL_DEADLINE, self.host);
+        let pbs = &self.pbs;
+        let answer = pbs.run("pbsnodes", arguments, CALL_DEADLINE, self.host);
         answer.map(|answer| answer.text)
     }
 
@@ -77,10 +78,8 @@ impl<'h> PbsNode<'h> {
             if let Some(found) = parse(&text, name).or_else(|| vnodes(&text, name)) {
                 return Ok(found);
             }
-            let said = one_line(text.trim(), SHOWN);
-            last = format!(
-                "'pbsnodes {name}' shows no such node (is node under [pbs] needed?): {said}"
-            );
+            let why = "shows no such node (is node under [pbs] needed?)";
+            last = format!("'pbsnodes {name}' {why}: {}", one_line(text.trim(), SHOWN));
         }
         Err(last)
     }
@@ -90,10 +89,8 @@ impl<'h> PbsNode<'h> {
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
-        let arguments = ["-W", &comment, job.as_str()];
-        let answer = self
-            .pbs
-            .run("qalter", &arguments, CALL_DEADLINE, self.host)?;
+        let (pbs, arguments) = (&self.pbs, ["-W", &comment, job.as_str()]);
+        let answer = pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
         answer.accepted("qalter").map(drop)
     }
 
@@ -107,7 +104,7 @@ impl Controller for PbsNode<'_> {
     fn status(&self) -> Result<NodeStatus, String> {
         let found = self.find()?;
         Ok(NodeStatus {
-            drained: found.state.split(',').any(|word| word.trim() == "offline"),
+            drained: found.has("offline"),
             reason: found.note,
         })
     }
@@ -156,10 +153,8 @@ impl Controller for PbsNode<'_> {
         let still =
             |node: Paragraph| format!("node '{}' is in state '{}' still", node.name, node.state);
         let state = self.find().map_or_else(|why| why, still);
-        let operators = format!(
-            "qmgr -c 'set server operators += root@{}'",
-            self.host.name()
-        );
+        let host = self.host.name();
+        let operators = format!("qmgr -c 'set server operators += root@{host}'");
         format!("{state}; {said}; if root is no operator there: {operators}")
     }
 }
@@ -167,10 +162,8 @@ impl Controller for PbsNode<'_> {
 impl Located for Installation {
     /// The ids of a PBS have a server's name in them.
     fn may_own(&self, job: &JobId) -> bool {
-        self.is_here()
-            && job
-                .as_str()
-                .contains(|c: char| !c.is_ascii_digit() && c != '.')
+        let is_number = job.as_str().chars().all(|c| c.is_ascii_digit() || c == '.');
+        self.is_here() && !is_number
     }
 
     fn whole_ids(&self, number: &str) -> Vec<String> {
@@ -223,8 +216,7 @@ fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
     }
 }
 
-/// The first of `names` that is out of service for a reason that holds `why`; `None` too if the
-/// server does not answer.
+/// The first of `names` that is out of service for a reason with `why`, if the server answers.
 pub fn offline_for(
     pbs: &Installation,
     names: &[&str],
@@ -244,33 +236,25 @@ pub fn offline_for(
 /// have. OpenPBS' pbsnodes takes a host's name and shows its vnodes (docs/facts/pbs.md#pbsnodes).
 fn vnodes(text: &str, host: &str) -> Option<Paragraph> {
     let names = text.lines().filter(|line| !line.starts_with([' ', '\t']));
-    let mut all = names.filter_map(|line| parse(text, line.trim_end()));
-    let first = all.next()?;
-    let shared = all.fold(first, |shared, vnode| {
-        let is_shared = |word: &&str| vnode.state.split(',').any(|other| other == *word);
-        let words: Vec<&str> = shared.state.split(',').filter(is_shared).collect();
+    let all = names.filter_map(|line| parse(text, line.trim_end()));
+    let mut shared = all.reduce(|shared, vnode| {
+        let words = shared.state.split(',').filter(|word| vnode.has(word));
         Paragraph {
-            state: words.join(","),
+            state: words.collect::<Vec<_>>().join(","),
             note: shared.note.or(vnode.note),
             ..shared
         }
-    });
-    Some(Paragraph {
-        name: host.to_owned(),
-        ..shared
-    })
+    })?;
+    shared.name = host.to_owned();
+    Some(shared)
 }
 
 /// The node's paragraph: its name alone at the beginning of a line, then ` NAME = VALUE` lines.
 fn parse(text: &str, name: &str) -> Option<Paragraph> {
-    let lines = text
-        .lines()
-        .skip_while(|line| line.trim_end() != name)
-        .skip(1);
-    let own: Vec<&str> = lines
-        .take_while(|line| line.starts_with([' ', '\t']))
-        .collect();
-    let own = own.join("\n");
+    let mut lines = text.lines().skip_while(|line| line.trim_end() != name);
+    lines.next();
+    let own = lines.take_while(|line| line.starts_with([' ', '\t']));
+    let own = own.collect::<Vec<_>>().join("\n");
     let value = |key: &str| attribute(&own, key).filter(|value| !value.is_empty());
     Some(Paragraph {
         name: name.to_owned(),

@@ -13,8 +13,7 @@ use std::time::Duration;
 
 pub const MOST_CONF: usize = 256 << 10;
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
-/// A job with this substate or a higher one has no process left (`JOB_SUBSTATE_EXITING` in job.h of
-/// Torque and of OpenPBS).
+/// From this substate on a job has no process left (`JOB_SUBSTATE_EXITING` of both job.h).
 const EXITING: u32 = 50;
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -25,8 +24,7 @@ pub struct Product {
     pub homes: [&'static str; 2],
     pub commands: &'static [&'static str],
     pub conf: Option<&'static str>,
-    /// pbsnodes: the option before a note, the note that removes one, and the option for "back into
-    /// service".
+    /// pbsnodes: the option before a note, the note that removes one, the option of a return.
     pub note_option: &'static str,
     pub no_note: &'static str,
     pub online_option: &'static str,
@@ -50,15 +48,9 @@ impl Installation {
         let conf_path = |key| conf_path(&conf, key);
         let has_mom = |home: &&str| Path::new(home).join("mom_priv").is_dir();
         let [first, _] = product.homes;
-        let usual = || {
-            product
-                .homes
-                .into_iter()
-                .find(has_mom)
-                .unwrap_or(first)
-                .into()
-        };
+        let usual = || product.homes.into_iter().find(has_mom).unwrap_or(first);
         let home = location.home.clone().or_else(|| conf_path("PBS_MOM_HOME"));
+        let home = home.or_else(|| conf_path("PBS_HOME"));
         let exec = location.exec.clone().or_else(|| conf_path("PBS_EXEC"));
         let mut commands = exec.map_or(Vec::new(), |exec| {
             vec![exec.join("bin"), exec.join("sbin"), exec]
@@ -68,7 +60,7 @@ impl Installation {
         }
         Self {
             product,
-            home: home.or_else(|| conf_path("PBS_HOME")).unwrap_or_else(usual),
+            home: home.unwrap_or_else(|| usual().into()),
             commands,
         }
     }
@@ -105,9 +97,8 @@ impl Installation {
         let read = |file: &Path| host.text(file, MOST_CONF).ok()?;
         let conf = self.product.conf.and_then(|file| read(Path::new(file)));
         let name = conf.and_then(|conf| conf_value(&conf, "PBS_SERVER").map(str::to_owned));
-        let Some(name) = name.or_else(|| read(&self.home.join("server_name"))) else {
-            return Vec::new();
-        };
+        let name = name.or_else(|| read(&self.home.join("server_name")));
+        let name = name.unwrap_or_default();
         // A port, or a second server, may follow.
         let whole = name.trim().split([':', ',']).next().unwrap_or_default();
         let short = whole.split('.').next().unwrap_or_default();
@@ -125,8 +116,7 @@ impl Installation {
         self.mom_priv().join("jobs")
     }
 
-    /// The batch script of a job that begins on this node, empty for an interactive one; `None`:
-    /// another node has it.
+    /// The batch script of a job that begins on this node; `None`: another node has it.
     pub fn script(&self, submission: &Submission) -> Option<String> {
         (!submission.sister).then(|| self.script_of(&submission.job))
     }
@@ -153,39 +143,32 @@ impl Installation {
     /// A job that this mom runs beside `job`, by its own files.
     pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
         let (own, dir) = (self.job_files(job), self.jobs());
-        let names = host
-            .names(&dir)
-            .map_err(|why| format!("cannot read '{}': {why}", dir.display()))?;
-        let files = names.iter().map(|name| dir.join(name));
-        let mut others =
-            files.filter(|file| file.extension() == Some("JB".as_ref()) && !own.contains(file));
-        let other = others.find(|file| !self.has_ended(file, host));
+        let unread = |why| format!("cannot read '{}': {why}", dir.display());
+        let names = host.names(&dir).map_err(unread)?;
+        let mut files = names.iter().map(|name| dir.join(name));
+        let other = files.find(|file| {
+            let is_job = file.extension() == Some("JB".as_ref());
+            is_job && !own.contains(file) && !self.has_ended(file, host)
+        });
         let id = |file: PathBuf| Some(file.file_stem()?.to_string_lossy().into_owned());
         Ok(other.and_then(id))
     }
 
-    /// Whether the processes of the job with this file have ended. Its file stays until the server
-    /// has let it go.
+    /// Whether the job's processes have ended. Its file stays until the server has let it go.
     fn has_ended(&self, file: &Path, host: &dyn Host) -> bool {
-        let printed = self.run(
-            "printjob",
-            &[&file.to_string_lossy()],
-            PRINTJOB_DEADLINE,
-            host,
-        );
-        let substate = printed.ok().and_then(|answer| substate(&answer.text));
-        substate.map_or_else(
-            || file.symlink_metadata().is_err(),
-            |number| number >= EXITING,
-        )
+        let shown = file.to_string_lossy();
+        let printed = self.run("printjob", &[&shown], PRINTJOB_DEADLINE, host);
+        match printed.ok().and_then(|answer| substate(&answer.text)) {
+            Some(number) => number >= EXITING,
+            None => file.symlink_metadata().is_err(),
+        }
     }
 }
 
 /// From the line `substate: 0x2a (42)`, which printjob prints before anything that a user wrote.
 fn substate(printed: &str) -> Option<u32> {
-    let line = printed
-        .lines()
-        .find_map(|line| line.strip_prefix("substate:"))?;
+    let mut lines = printed.lines();
+    let line = lines.find_map(|line| line.strip_prefix("substate:"))?;
     line.split_once('(')?.1.split_once(')')?.0.parse().ok()
 }
 
@@ -202,14 +185,9 @@ fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
 
 /// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
 pub fn same_node(a: &str, b: &str) -> bool {
-    let short = |name: &str| {
-        name.split('.')
-            .next()
-            .unwrap_or_default()
-            .to_ascii_lowercase()
-    };
-    let one_bare = !a.contains('.') || !b.contains('.');
-    !short(a).is_empty() && short(a) == short(b) && (one_bare || a.eq_ignore_ascii_case(b))
+    let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
+    let [short, other] = [&a, &b].map(|name| name.split('.').next().unwrap_or_default());
+    !short.is_empty() && short == other && (a == b || a == short || b == short)
 }
 
 /// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after
@@ -220,11 +198,11 @@ pub fn attribute(text: &str, name: &str) -> Option<String> {
         let (key, value) = line.split_once('=')?;
         (key.trim() == name).then(|| value.trim().to_owned())
     };
-    if text.lines().filter_map(named).count() != 1 {
-        return None;
-    }
     let mut lines = text.lines();
     let mut value = lines.by_ref().find_map(named)?;
+    if lines.clone().any(|line| named(line).is_some()) {
+        return None;
+    }
     let is_folded = |line: &&str| line.starts_with('\t') && !line.contains(" = ");
     value.extend(lines.take_while(is_folded).map(str::trim));
     Some(value)

@@ -31,16 +31,11 @@ pub const QSUB_OF_OPENPBS: Trial = Trial {
 /// `place`: the words that ask for one GPU.
 fn qsub(job: &TrialJob<'_>, place: &[&str]) -> CommandLine {
     let (account, own) = account(job.own);
-    let accounts: Vec<&str> = account
-        .as_deref()
-        .into_iter()
-        .chain([QSUB_REQUEST])
-        .collect();
-    let accounts = accounts.join(",");
+    let account = account.map_or(String::new(), |own| own + ",") + QSUB_REQUEST;
     let mut arguments = vec![
         "-N", job.name, "-j", "oe", "-o", job.output, "-S", "/bin/sh",
     ];
-    arguments.extend(["-l", "walltime=00:05:00", "-A", &accounts]);
+    arguments.extend(["-l", "walltime=00:05:00", "-A", &account]);
     // A second place is an error, or is added to the first.
     let is_place = |word: &&String| word.contains("select=") || word.contains("nodes=");
     if !own.iter().any(is_place) {
@@ -58,10 +53,9 @@ fn qsub(job: &TrialJob<'_>, place: &[&str]) -> CommandLine {
 
 /// qstat shows a job for a while as completed or finished, and then not at all.
 fn is_over(answer: &str) -> bool {
-    let ended = ["job_state = C", "job_state = F"];
-    let unknown = ["Unknown Job", "has finished"];
-    answer.lines().any(|line| ended.contains(&line.trim()))
-        || unknown.iter().any(|words| answer.contains(words))
+    let is_end = |line: &str| matches!(line.trim(), "job_state = C" | "job_state = F");
+    let is_unknown = answer.contains("Unknown Job") || answer.contains("has finished");
+    is_unknown || answer.lines().any(is_end)
 }
 
 /// The user's own account, which our request follows in one word, and the rest of the words.

@@ -20,8 +20,7 @@ pub const FETCHED: &str = "/run/slurm/conf/slurm.conf";
 /// The default of `UnkillableStepTimeout` (docs/facts/slurm.md#the-end-of-a-step).
 pub const UNKILLABLE: Duration = Duration::from_secs(60);
 
-/// Whether a daemon fetched this slurm.conf, and will rewrite it: in `/run`, or in slurmd's spool
-/// directory.
+/// Whether a daemon fetched this slurm.conf, and will rewrite it.
 pub fn is_fetched(file: &Path) -> bool {
     file.starts_with("/run") && file.ends_with("conf/slurm.conf")
         || file.parent().is_some_and(|dir| dir.ends_with("conf-cache"))
@@ -36,10 +35,11 @@ pub struct Conf {
 impl Conf {
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
-        let places = USUAL.join(", ");
-        let none =
-            || format!("no slurm.conf in any usual place ({places}); name it with --slurm-conf");
-        let file = named.or_else(usual).ok_or_else(none)?.to_owned();
+        let file = named.or_else(usual).ok_or_else(|| {
+            let places = USUAL.join(", ");
+            format!("no slurm.conf in any usual place ({places}); name it with --slurm-conf")
+        })?;
+        let file = file.to_owned();
         let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
         Ok(Self { file, lines })
     }
@@ -61,12 +61,12 @@ impl Conf {
 
     pub fn unkillable_step_timeout(&self) -> Duration {
         let set = self.value("UnkillableStepTimeout");
-        set.and_then(|text| text.parse().ok())
-            .map_or(UNKILLABLE, Duration::from_secs)
+        let set = set.and_then(|text| text.parse().ok());
+        set.map_or(UNKILLABLE, Duration::from_secs)
     }
 
     /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says
-    /// so; `None`: never. The keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
+    /// so. The keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
     pub fn timeout(&self, program: Program) -> Option<(&'static str, Duration)> {
         let own = match program {
             Program::Prologue => "PrologTimeout",
@@ -105,20 +105,20 @@ impl Line {
     }
 
     pub fn is(&self, key: &str, value: &str) -> bool {
-        self.value(key)
-            .is_some_and(|own| own.eq_ignore_ascii_case(value))
+        let own = self.value(key);
+        own.is_some_and(|own| own.eq_ignore_ascii_case(value))
     }
 
-    /// Whether this is the key of the first word, which says what the line is about.
+    /// Whether this is the key of the first word.
     pub fn is_about(&self, key: &str) -> bool {
         let first = self.words.first();
         first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
-    /// Whether it is for `node`: it names it, or no node at all.
+    /// Whether it names `node`, or no node at all.
     pub fn is_for(&self, node: &str) -> bool {
-        self.value("NodeName")
-            .is_none_or(|list| HostList::has(list, node))
+        let names = self.value("NodeName");
+        names.is_none_or(|list| HostList::has(list, node))
     }
 
     pub fn place(&self) -> String {

@@ -31,7 +31,7 @@ impl Controller for SlurmNode {
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
     }
 
-    /// A node has one reason, and another's is never overwritten.
+    /// Another's reason is never overwritten.
     fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String> {
         if let Some(other) = memo {
             return Err(format!("it has another reason ('{other}')"));
@@ -39,8 +39,7 @@ impl Controller for SlurmNode {
         self.update(&["state=drain", &format!("reason={reason}")])
     }
 
-    /// With `undrain`, a node that is down for another reason stays down. Slurm removes the reason
-    /// with the drain.
+    /// With `undrain`, a node that is down for another reason stays down.
     fn put_back(&self, _: Option<&str>) -> Result<String, String> {
         self.update(&["state=undrain"])
     }
@@ -57,8 +56,7 @@ impl Controller for SlurmNode {
         }
     }
 
-    /// The job's comment keeps the user's words. srun and salloc show a notice; a batch job has it
-    /// in its output, once its script runs.
+    /// srun and salloc show a notice; a batch job has it in its output, once its script runs.
     fn tell(&self, job: &JobId, line: &str, aloud: bool, _: bool) -> Result<(), String> {
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
         let written = self.comment(job, &ours);
@@ -69,18 +67,14 @@ impl Controller for SlurmNode {
         written
     }
 
-    /// Holds as the user would, so that the user may release it. A failure beside the requeue is
-    /// reported and does not undo it. The job's comment counts the failed starts. If squeue does
-    /// not show it whole, all of Slurm's restarts count.
+    /// Holds as the user would, so that the user may release it. The job's comment counts the failed
+    /// starts. If squeue does not show it whole, all of Slurm's restarts count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
         let failed = self.call("scontrol", &["requeue", &own]).err();
-        let told = queued
-            .as_ref()
-            .ok()
-            .and_then(|queued| queued.comment.as_deref());
-        let told = told.map(failed_starts);
+        let comment = queued.as_ref().ok().and_then(|job| job.comment.as_deref());
+        let told = comment.map(failed_starts);
         let counts = failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
         let number = told.filter(|_| counts).map(|told| told.saturating_add(1));
         let mut done = Requeued {
@@ -95,9 +89,8 @@ impl Controller for SlurmNode {
             Ok(before) if before < most => return Ok(done),
             Ok(before) => before.saturating_add(1),
             Err(why) => {
-                done.trouble = Some(format!(
-                    "whether requeue_limit holds it is not known: {why}"
-                ));
+                let trouble = format!("whether requeue_limit holds it is not known: {why}");
+                done.trouble = Some(trouble);
                 return Ok(done);
             }
         };
@@ -106,18 +99,15 @@ impl Controller for SlurmNode {
         let note = format!(
             "{OURS}job {job} was held after {failed} failed starts; its comment says why it has no MPS"
         );
-        let trouble = match held {
-            Err(why) => Err(format!("not held after {failed} failed starts: {why}")),
-            Ok(_) => self
-                .mark(&note)
-                .map_err(|why| format!("the node's comment does not say so: {why}")),
+        done.trouble = match held.map(|_| self.mark(&note)) {
+            Err(why) => Some(format!("not held after {failed} failed starts: {why}")),
+            Ok(Err(why)) => Some(format!("the node's comment does not say so: {why}")),
+            Ok(Ok(())) => None,
         };
-        done.trouble = trouble.err();
         Ok(done)
     }
 
-    /// Slurm names the files for a script alone, with the user's pattern filled in. 26.05 leaves
-    /// the first empty if both are the same.
+    /// Slurm names the files for a script alone. 26.05 leaves the first empty if both are the same.
     fn output(&self, job: &JobId) -> Result<Option<PathBuf>, String> {
         let shown = self.call("scontrol", &["show", "job", &self.own_name(job)?])?;
         // Untrusted: a line in the user's comment comes before. The last line of a name is Slurm's.
@@ -129,8 +119,7 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// In a job of several nodes another node's words stay: its start may fail now, and continues
-    /// the count.
+    /// In a job of several nodes another node's words stay: its start may yet fail, and count on.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {
@@ -148,8 +137,8 @@ impl Controller for SlurmNode {
         self.write_comment(&own, users)
     }
 
-    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: a user who writes it
-    /// into a job's name can end only that job.
+    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: in a job's name it can
+    /// end only that job.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -165,7 +154,7 @@ const OURS: &str = "mpsd: ";
 const FAILED: &str = "failed start ";
 const BEHIND: &str = "; mpsd: ";
 const LONGEST_COMMENT: usize = 400;
-/// Bytes of the comment that squeue is asked for. If it fills them, it may have been cut.
+/// Bytes of the comment that squeue shows. If it fills them, it may have been cut.
 const SHOWN_COMMENT: usize = 1024;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -179,16 +168,15 @@ struct Queued {
 
 impl SlurmNode {
     /// The name that means this job alone. The last element of an array has the array's id, which
-    /// in an order means every element (docs/facts/slurm.md#failures). The answer has no text of
-    /// the user.
+    /// in an order means every element (docs/facts/slurm.md#failures).
     fn own_name(&self, job: &JobId) -> Result<String, String> {
         let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
-        let unknown = |why: &str| format!("what is its own name, should it be an array's: {why}");
-        let names = self.call("squeue", &words).map_err(|why| unknown(&why))?;
-        let own = names
-            .lines()
-            .find_map(|line| own_name(line.trim(), job.as_str()));
-        own.ok_or_else(|| unknown(&format!("squeue shows no job {job} that started")))
+        let names = self.call("squeue", &words).and_then(|names| {
+            let mut lines = names.lines().map(str::trim);
+            let own = lines.find_map(|line| own_name(line, job.as_str()));
+            own.ok_or_else(|| format!("squeue shows no job {job} that started"))
+        });
+        names.map_err(|why| format!("what is its own name, should it be an array's: {why}"))
     }
 
     fn comment(&self, job: &JobId, ours: &str) -> Result<(), String> {
@@ -200,12 +188,8 @@ impl SlurmNode {
     }
 
     fn write_comment(&self, own: &str, comment: &str) -> Result<(), String> {
-        let words = [
-            "update",
-            &format!("jobid={own}"),
-            &format!("comment={comment}"),
-        ];
-        self.call("scontrol", &words).map(drop)
+        let (job, comment) = (format!("jobid={own}"), format!("comment={comment}"));
+        self.call("scontrol", &["update", &job, &comment]).map(drop)
     }
 
     fn job(&self, job: &JobId, own: &str) -> Result<Queued, String> {
@@ -234,8 +218,7 @@ impl SlurmNode {
     }
 }
 
-/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part: its id means the
-/// whole job, as it must.
+/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job, whose id means the whole job.
 fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
@@ -280,22 +263,19 @@ fn failed_starts(comment: &str) -> u32 {
     number().unwrap_or(0)
 }
 
-fn counted(comment: &str, ours: &str) -> String {
+/// The user's comment with our text, which replaces our earlier one. The count of failed starts
+/// stays: another of the job's nodes may have counted this start. `None`: no room.
+fn with_ours(comment: &str, ours: &str) -> Option<String> {
+    let (users, before) = comment.split_at(of_ours(comment));
+    let between = if users.is_empty() { "" } else { "; " };
     let named = ours
         .strip_prefix(OURS)
         .and_then(|ours| ours.split_once(": "));
-    match (failed_starts(ours), failed_starts(comment), named) {
-        (0, failed @ 1.., Some((node, line))) => format!("{OURS}{node}: {FAILED}{failed}: {line}"),
-        _ => ours.to_owned(),
-    }
-}
-
-/// The user's comment with our text, which replaces our earlier one. The count of failed starts
-/// stays: another of the job's nodes may have counted this start. `None`: no room.
-fn with_ours(users: &str, ours: &str) -> Option<String> {
-    let all = match users.get(..of_ours(users)).unwrap_or_default() {
-        "" => counted(users, ours),
-        text => format!("{text}; {}", counted(users, ours)),
+    let all = match (failed_starts(ours), failed_starts(before), named) {
+        (0, failed @ 1.., Some((node, line))) => {
+            format!("{users}{between}{OURS}{node}: {FAILED}{failed}: {line}")
+        }
+        _ => format!("{users}{between}{ours}"),
     };
     Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }

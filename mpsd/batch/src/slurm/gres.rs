@@ -1,5 +1,4 @@
-//! The node's GPUs as Slurm lists them: gres.conf within what slurm.conf grants, and whether tasks
-//! are confined to theirs.
+//! The node's GPUs as Slurm lists them, and whether tasks are confined to theirs.
 //!
 //! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`,
 //! `_merge_system_gres_conf`, `gres_use_local_device_index`) and compared with `slurmd -G` by the
@@ -22,20 +21,17 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
-    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or only flags
-    /// of other vendors).
+    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env` and the like).
     pub unnamed: bool,
-    /// The node has GPUs of several types; a prolog is told one only
-    /// (docs/facts/slurm.md#gpus-of-a-job).
+    /// A prolog is told one type only (docs/facts/slurm.md#gpus-of-a-job).
     pub several_types: bool,
     /// slurm.conf has a line for this node, with GPUs.
     pub grants: bool,
     /// gres.conf was changed after slurmd began, which may know another list.
     pub outdated: Option<String>,
-    /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
+    /// No gres/shard or gres/mps lets several jobs share a GPU.
     pub unshared: bool,
-    /// The cluster has gres/mps, and gres/shard. Without one, its variable in a step is the user's
-    /// own.
+    /// Without gres/mps or gres/shard, its variable in a step is the user's own.
     pub has_mps: bool,
     pub has_shards: bool,
     /// The shards of the node's GPUs together.
@@ -80,18 +76,14 @@ impl Gres {
         let is_shared = |line: &Line| line.is("Name", "shard") || line.is("Name", "mps");
         let values = |key: &'static str| gres.iter().filter_map(move |line| line.value(key));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
-        let mut flags = gres
-            .iter()
-            .filter(|line| line.is_for(node))
-            .filter_map(|line| line.value("Flags"));
+        let own = gres.iter().filter(|line| line.is_for(node));
+        let mut flags = own.filter_map(|line| line.value("Flags"));
         let has = |name| conf.lists("GresTypes", name);
         let (has_mps, has_shards) = (has("mps"), has("shard"));
         let dynamic = dynamic.map(|words| Line::of_node(&conf.file, node, words));
         let granted = granted(conf.lines.iter().chain(&dynamic), node);
-        let list = match &granted {
-            Ok(granted) => list(granted, &gres, node, host),
-            Err(why) => Err(why.clone()),
-        };
+        let of = |granted| list(granted, &gres, node, host);
+        let list = granted.as_ref().map_err(String::clone).and_then(of);
         let granted = granted.unwrap_or_default();
         let mut types = values("Type");
         let first = types.next();
@@ -134,8 +126,7 @@ fn confined(conf: &Conf, host: &dyn Host) -> Option<bool> {
 }
 
 fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
-    // Lines that begin with Name come before those that begin with NodeName, in any order in the
-    // file.
+    // Lines that begin with Name come before those that begin with NodeName.
     let named = gres.iter().filter(|line| line.is_about("Name"));
     let is_ours = |line: &&Line| line.is_about("NodeName") && line.is_for(node);
     let ours = gres.iter().filter(is_ours);
@@ -143,14 +134,10 @@ fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Re
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);
     let detection = detection.or_else(|| global().and_then(with_detection));
-    let lines: Vec<&Line> = named
-        .chain(ours)
-        .filter(|line| line.is("Name", "gpu"))
-        .collect();
-    if let Some(line) = lines
-        .iter()
-        .find(|line| line.value("MultipleFiles").is_some())
-    {
+    let gpus = named.chain(ours).filter(|line| line.is("Name", "gpu"));
+    let lines: Vec<&Line> = gpus.collect();
+    let has_several = |line: &&&Line| line.value("MultipleFiles").is_some();
+    if let Some(line) = lines.iter().find(has_several) {
         return Err(format!("{} has MultipleFiles", line.place()));
     }
     let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
@@ -182,8 +169,8 @@ fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Re
     })
 }
 
-/// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to
-/// its count. Any line fits a kind without a type.
+/// For each kind that slurm.conf grants, the files of its lines, up to its count. Any line fits a
+/// kind without a type.
 fn merged(
     granted: &[(Option<&str>, usize)],
     lines: &[&Line],
@@ -254,9 +241,8 @@ fn granted<'l>(slurm: impl Iterator<Item = &'l Line>, node: &str) -> Result<Gran
 
 /// Slurm deals the shards of a line without `File` out evenly.
 fn shards_of_each(gres: &[Line], node: &str, granted: &Granted<'_>) -> Option<u32> {
-    let mut lines = gres
-        .iter()
-        .filter(|line| line.is_for(node) && line.is("Name", "shard"));
+    let is_one = |line: &&Line| line.is_for(node) && line.is("Name", "shard");
+    let mut lines = gres.iter().filter(is_one);
     let each = granted.shards.checked_div(granted.gpu_count());
     let each = each.filter(|each| *each > 0)?;
     let even = |line: &Line| line.value("File").is_none() || line.is("Count", &each.to_string());

@@ -35,15 +35,14 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// The Slurm of `node`: the one that the site names, else the running slurmd's, else one in a
-    /// usual place.
+    /// The one that the site names, else the running slurmd's, else one in a usual place.
     pub fn find(location: &Location, node: &str) -> Self {
         let conf = location.slurm_conf.as_deref().map(Path::new);
         let daemon = Slurmd::find(node, conf);
         let of_daemon = || {
             let directory = daemon.as_ref()?.program.as_ref()?.parent()?;
-            with_commands(directory.parent()?.join("bin"))
-                .or_else(|| with_commands(directory.to_owned()))
+            let places = [directory.parent()?.join("bin"), directory.to_owned()];
+            places.into_iter().find_map(with_commands)
         };
         // PREFIX/etc/slurm.conf or PREFIX/etc/slurm/slurm.conf.
         let of_conf = || {
@@ -100,23 +99,16 @@ impl Installation {
         self.conf.clone().or_else(of_daemon).or_else(usual)
     }
 
-    /// What each of its programs says, the running daemon's first; one after the other if they
-    /// differ.
+    /// What each of its programs says, the running daemon's first.
     pub fn releases(&self, host: &dyn Host) -> Vec<Release> {
-        let daemon = self
-            .daemon
-            .as_ref()
-            .and_then(|daemon| daemon.program.clone());
+        let daemon = self.daemon.iter();
+        let daemon = daemon.filter_map(|daemon| daemon.program.clone());
         let beside = VERSION_PROGRAMS.iter().map(|name| self.commands.join(name));
         let release = |program: PathBuf| {
             let ask = || host.run(&program, &["-V"], &[], VERSION_DEADLINE);
             Release::in_version(&program.exists().then(ask)?.ok()?.text)
         };
-        let mut found: Vec<Release> = daemon
-            .into_iter()
-            .chain(beside)
-            .filter_map(release)
-            .collect();
+        let mut found: Vec<_> = daemon.chain(beside).filter_map(release).collect();
         found.dedup();
         found
     }

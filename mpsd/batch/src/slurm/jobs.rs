@@ -1,15 +1,13 @@
-//! What a Slurm has on one node: by the steps' own slurmstepd, else by one answer of `squeue` for
-//! all jobs.
+//! What a Slurm has on one node: by the steps' own slurmstepd, else by one answer of `squeue`.
 //!
-//! `squeue -w` loads every job of the cluster and shows those of the node (squeue.c, 22.05 to
-//! 26.05). The timers of thousands of nodes would load the controller, so it is asked only about a
-//! job without a process here.
+//! `squeue -w` loads every job of the cluster (squeue.c, 22.05 to 26.05), and thousands of nodes
+//! have timers: it is asked only about a job without a process here.
 
 use super::installation::Installation;
 use super::slurmd;
 use crate::control::{JobState, KnownJobs};
 use mpsd_core::JobId;
-use mpsd_core::text::{is_digits, one_line};
+use mpsd_core::text::{is_digits, is_word, one_line};
 use mpsd_sys::process::{Process, ProcessTable};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,8 +39,7 @@ fn has(steps: &BTreeSet<String>, job: &JobId) -> bool {
     steps.contains(job) || steps.iter().any(is_its)
 }
 
-/// The steps with a slurmstepd here, `4711.extern`. `None`: not known, or this host has several
-/// nodes of Slurm, and their processes look alike.
+/// The steps with a slurmstepd here, `4711.extern`. `None`: not known, or this host has several nodes.
 fn steps_here() -> Option<BTreeSet<String>> {
     let table = ProcessTable::scan()?;
     (slurmd::of_nodes(&table) <= 1).then_some(())?;
@@ -50,9 +47,8 @@ fn steps_here() -> Option<BTreeSet<String>> {
     let stepds = table.iter().filter(|entry| is_one(&entry.stat.name));
     let step = |pid: i32| {
         let process = Process::find(pid)?;
-        // A user's set-user-id program has root's effective id alone. One that takes root's real id
-        // too may have any title, so its file counts. A user's process is not read: it can hang its
-        // reader.
+        // A user's set-user-id program has root's effective id alone; with the real one too it may
+        // have any title, so the file counts. A user's process is not read: it can hang its reader.
         let uids = process.uids()?;
         (uids.real == 0 && uids.effective == 0).then_some(())?;
         slurmd::program(&process, |name| name.starts_with(STEPD))?;
@@ -61,16 +57,13 @@ fn steps_here() -> Option<BTreeSet<String>> {
     Some(stepds.filter_map(|entry| step(entry.stat.id.pid)).collect())
 }
 
-/// The step that a slurmstepd's title names: `slurmstepd: [4711.extern]`; not a het job's
-/// component, `[4711+1.0]`, which has another id of its own.
+/// By a slurmstepd's title, `slurmstepd: [4711.extern]`; not a het job's component, `[4711+1.0]`.
 fn step_of(title: &[u8]) -> Option<String> {
     let title = std::str::from_utf8(title).ok()?;
     let (_, named) = title.split_once(": [")?;
     let (step, _) = named.split_once(']')?;
     let (job, of_job) = step.split_once('.')?;
-    let plain =
-        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    (plain(of_job) && job.bytes().all(|byte| byte.is_ascii_digit())).then(|| step.to_owned())
+    (is_word(of_job, b"") && is_digits(job)).then(|| step.to_owned())
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -101,8 +94,7 @@ impl SqueueAnswer {
         }
         for line in words(steps) {
             let (job, step) = line.rsplit_once('.').ok_or_else(|| not_understood(line))?;
-            // A job that came between the two questions is not in `shown`. If it has a plain
-            // number, that is its id.
+            // A job that came between the two questions is not in `shown`.
             let raw = shown.get(job).copied().unwrap_or(job);
             let step = step.split('+').next().unwrap_or(step);
             node.steps.insert(format!("{raw}.{step}"));
@@ -112,16 +104,13 @@ impl SqueueAnswer {
 
     fn state(&self, job: &JobId) -> JobState {
         let id = job.as_str();
-        let (whole, is_step) = id
-            .split_once('.')
-            .map_or((id, false), |(whole, _)| (whole, true));
-        if !self.jobs.contains(whole) {
-            JobState::Gone("slurmctld has no such job on this node".to_owned())
-        } else if is_step && !self.steps.contains(id) {
-            JobState::Gone("slurmctld has no such step on this node".to_owned())
-        } else {
-            JobState::Here
-        }
+        let whole = id.split('.').next().unwrap_or(id);
+        let lost = match (self.jobs.contains(whole), self.steps.contains(id)) {
+            (false, _) => "job",
+            (true, false) if id != whole => "step",
+            _ => return JobState::Here,
+        };
+        JobState::Gone(format!("slurmctld has no such {lost} on this node"))
     }
 }
 

@@ -72,8 +72,11 @@ impl BatchSystem for Slurm {
             return Err(FACTS.wrong_vector(input));
         }
         let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
-        let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
-        let uid = var("SLURM_JOB_UID").ok_or_else(|| missing("SLURM_JOB_UID"))?;
+        let needed = |name| {
+            let why = "Slurm did not set it; run through the plugin's job_prolog and job_epilog";
+            var(name).ok_or_else(|| Undetermined::new(name, why))
+        };
+        let (id, uid) = (needed("SLURM_JOB_ID")?, needed("SLURM_JOB_UID")?);
         let no_number = |_| Undetermined::new("SLURM_JOB_UID", "it is no user id");
         let uid: u32 = uid.parse().map_err(no_number)?;
         let account = input.given.account.as_ref();
@@ -117,9 +120,8 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about
-    /// the node. So the prolog succeeds, and we put the batch job back into the queue. A job of
-    /// srun or salloc cannot go back: its tasks read the refusal in the record.
+    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing: the
+    /// prolog succeeds, and we put the batch job back. One of srun or salloc reads the record.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             requeue: !submission.step,
@@ -127,17 +129,13 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own
-    /// daemon, and Slurm waits for the end of slurmstepd.
+    /// slurmstepd starts and ends a step's own daemon, and Slurm waits for the end of slurmstepd.
     fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration> {
         let named = location.slurm_conf.as_deref().map(Path::new);
         let conf = Conf::find(named, &ThisHost);
         match step {
             true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
-            false => conf
-                .ok()?
-                .timeout(input.program)
-                .map(|(_, timeout)| timeout),
+            false => Some(conf.ok()?.timeout(input.program)?.1),
         }
     }
 
@@ -150,8 +148,7 @@ impl BatchSystem for Slurm {
         Box::new(Here(location.clone()))
     }
 
-    /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says
-    /// which GPU's shares they are.
+    /// `gres/shard` counts and does not limit. The device file says which GPU's shares they are.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String {
         let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
         let mut lines = String::new();
@@ -181,9 +178,7 @@ struct Here(Location);
 impl Located for Here {
     /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
     fn may_own(&self, job: &JobId) -> bool {
-        job.as_str()
-            .bytes()
-            .all(|b| b.is_ascii_digit() || b == b'.')
+        job.as_str().chars().all(|c| c.is_ascii_digit() || c == '.')
     }
 
     fn known_jobs(&self, node: &str) -> KnownJobs {
@@ -214,15 +209,14 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
     let mig = visible.contains("MIG-");
     let listed = || (input.env)(scope).unwrap_or_default();
     let text = if mig { visible.clone() } else { listed() };
-    let names = match GpuName::parse_list(&text) {
-        Ok(names) if names.is_empty() => return GpuSource::None,
-        Ok(names) => names,
+    let names = match GpuName::parse_list(&text).map(GpuSource::of) {
+        Ok(GpuSource::Listed(names)) => names,
+        Ok(none) => return none,
         Err(why) => return GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
     };
     let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
     match (mig, several) {
-        // Untrusted: in a step the variable is then the user's own, and could name another job's
-        // device.
+        // Untrusted: the variable is then the user's own, and could name another job's device.
         (true, _) if scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed) => {
             let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
             GpuSource::Unknown(why.to_owned())
@@ -245,17 +239,12 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
     }
 }
 
-/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under
-/// AutoDetect=nvml.
+/// With the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
 fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numbers {
     let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
-    let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
-    uuids.resize(names.len(), None);
-    let number = |(name, uuid): (&GpuName, Option<String>)| match name {
-        GpuName::Index(place) => Some(Number {
-            place: *place,
-            uuid,
-        }),
+    let uuids = visible.split(',').map(uuid).chain(std::iter::repeat(None));
+    let number = |(name, uuid): (&GpuName, _)| match *name {
+        GpuName::Index(place) => Some(Number { place, uuid }),
         GpuName::Uuid(_) => None,
     };
     Numbers {
@@ -266,9 +255,8 @@ fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numb
     }
 }
 
-/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. Slurm says the part
-/// of a job with gres/mps in its prolog, and the shards of a step. A prolog is told no shards
-/// (read: `gres_p_prep_set_env`, 22.05 to 26.05), so on a node that has some the controller is
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it. A prolog is told no
+/// shards (`gres_p_prep_set_env`, 22.05 to 26.05), so on a node that has some the controller is
 /// asked. Untrusted: its answer has text of the user, who gains nothing by a GPU that is shared.
 fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     if gres.is_some_and(|gres| gres.unshared) {
@@ -286,36 +274,24 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>, node: &str) -> Exclusive {
     }
     let part = |(own, all): (u32, Option<u32>)| {
         let all = all.or(gres?.shards_of_each)?;
-        let own = own.min(all);
-        Some(Part {
-            own,
-            all,
-            of_threads: false,
-        })
+        Some(Part::of_shares(own, all))
     };
     if let Some(shards) = of_slurm("SLURM_SHARDS_ON_NODE", |gres| gres.has_shards) {
         let gpus = (input.env)("SLURM_STEP_GPUS").and_then(|list| places(&list));
         let is_on_one = gpus.is_none_or(|gpus| gpus.len() <= 1);
         return Exclusive::Shared(part((shards, None)).filter(|_| is_on_one));
     }
-    match gres {
-        Some(gres) if gres.shards > 0 && step(input).is_none() => {
-            let shards = allocation(input, node).ok().as_deref().and_then(shards_of);
-            shards.map_or(Exclusive::Unknown, |shards| {
-                let parts: Option<Vec<Part>> = shards.into_iter().map(part).collect();
-                Exclusive::Shared(parts.and_then(smallest))
-            })
-        }
-        _ => Exclusive::Unknown,
+    if gres.is_none_or(|gres| gres.shards == 0) || step(input).is_some() {
+        return Exclusive::Unknown;
     }
-}
-
-/// A job with shards on several GPUs (MULTIPLE_SHARING_GRES_PJ) may have a different part of each.
-/// The smallest exceeds none.
-fn smallest(parts: Vec<Part>) -> Option<Part> {
-    let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
-    let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
-    parts.into_iter().min_by(by_size)
+    let shards = allocation(input, node).ok().as_deref().and_then(shards_of);
+    shards.map_or(Exclusive::Unknown, |shards| {
+        let parts: Option<Vec<Part>> = shards.into_iter().map(part).collect();
+        // On several GPUs (MULTIPLE_SHARING_GRES_PJ) the smallest of its parts exceeds none.
+        let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
+        let by_size = |a: &Part, b: &Part| product(a.own, b.all).cmp(&product(b.own, a.all));
+        Exclusive::Shared(parts.and_then(|parts| parts.into_iter().min_by(by_size)))
+    })
 }
 
 /// The tasks of the job or step, and its nodes, which have an even share each.
@@ -328,33 +304,20 @@ fn tasks(input: &Input<'_>) -> Option<(u32, u32)> {
         let found = input.number(name).or_else(|| input.number(other));
         found.filter(|number| *number > 0)
     };
-    Some((
-        number(total, "SLURM_NTASKS")?,
-        number(nodes, "SLURM_NNODES")?,
-    ))
+    number(total, "SLURM_NTASKS").zip(number(nodes, "SLURM_NNODES"))
 }
 
-fn missing(name: &str) -> Undetermined {
-    let why = "Slurm did not set it; run through the plugin's job_prolog and job_epilog";
-    Undetermined::new(name, why)
-}
-
-/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`, by `scontrol
-/// --details show job`. Untrusted: the answer holds text of the user, the job's name among it,
-/// which could forge such a list. So the whole answer may name the node once.
+/// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`. Untrusted: the
+/// answer holds text of the user, which could forge such a list. So it may name the node once.
 fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
-    let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
-    let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
+    let id = (input.env)("SLURM_JOB_ID").unwrap_or_default();
     let slurm = Installation::find(&input.location, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
-    // The id of an array, or of a het job, is that of all its parts. squeue names each part,
-    // without text of the user.
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part.
     of_node(&show(&id)?, node).or_else(|why| {
-        let names = ask(
-            "squeue",
-            &["--noheader", "--jobs", &id, "--format", "%A %i"],
-        )?;
+        let words = ["--noheader", "--jobs", &id, "--format", "%A %i"];
+        let names = ask("squeue", &words)?;
         let mut lines = names.lines();
         let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
         let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
@@ -375,23 +338,22 @@ fn of_node(text: &str, node: &str) -> Result<String, String> {
     }
     match found[..] {
         [gres] => Ok(gres.to_owned()),
-        _ => Err(format!(
-            "scontrol shows {} lists of them for this job",
-            found.len()
-        )),
+        _ => {
+            let count = found.len();
+            Err(format!("scontrol shows {count} lists of them for this job"))
+        }
     }
 }
 
-/// The parts with the gres `name` of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`: the text before the
-/// brackets, and the places in them.
+/// The parts of `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)` with the gres `name`, and what is in brackets.
 fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let parts = gres.split(')').map(|part| part.trim_start_matches(','));
     let parts = parts.filter_map(|part| part.split_once('(').or(Some((part, ""))));
     parts.filter(move |(part, _)| part.split(':').next() == Some(name))
 }
 
-/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all shards of
-/// each of the node's GPUs, as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
+/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all of each GPU's,
+/// as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
 fn shards_of(gres: &str) -> Option<Vec<(u32, Option<u32>)>> {
     let mut shards = Vec::new();
     for (part, list) in parts_of(gres, "shard") {
@@ -420,13 +382,12 @@ fn places(list: &str) -> Option<Vec<u32>> {
     Some(places)
 }
 
-/// The job's places in the list of the GPUs of `node`, as slurmctld says. They must include those
-/// that the prolog was told.
 fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
     let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
     all_of(&allocation(input, node)?, &told)
 }
 
+/// The job's places in the list of GPUs, which must include those that the prolog was told.
 fn all_of(gres: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
     let unclear = || format!("scontrol shows GRES={gres}");
     // A share of a GPU is of one type.
@@ -435,10 +396,8 @@ fn all_of(gres: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
     }
     let mut all = Vec::new();
     for (_, list) in parts_of(gres, "gpu") {
-        let list = list
-            .strip_prefix("IDX:")
-            .and_then(places)
-            .ok_or_else(unclear)?;
+        let list = list.strip_prefix("IDX:").and_then(places);
+        let list = list.ok_or_else(unclear)?;
         all.extend(list.into_iter().map(GpuName::Index));
     }
     match told.iter().all(|one| all.contains(one)) {

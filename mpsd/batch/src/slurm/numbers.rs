@@ -1,5 +1,4 @@
-//! Slurm's numbers of GPUs, and which GPUs they are: those that the job would have
-//! without us.
+//! Slurm's numbers of GPUs, and which GPUs they are: those that the job would have without us.
 //!
 //! A number is a place in a list of device files. If a task can open only its own files, CUDA
 //! counts those. If a task can open all, CUDA takes the number as its own index. If the two ways
@@ -14,10 +13,9 @@ use std::path::PathBuf;
 const ALLOWED: &str =
     "a list of all of the node's GPUs with ConstrainDevices=yes; 'mpsctl slurm check' says more";
 
-/// The numbers of one job, and what is known of their meaning on this node.
+/// The numbers of one job, in the scheduler's order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers {
-    /// In the scheduler's order.
     pub numbers: Vec<Number>,
     /// The list in which they are places.
     pub list: List,
@@ -52,7 +50,6 @@ pub enum List {
 pub enum Order {
     Bus,
     Minor,
-    /// It is not known by which.
     Either,
 }
 
@@ -76,11 +73,12 @@ impl Numbers {
     /// The job's GPUs, in the scheduler's order.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
+        let given = |number| given(number, &list, inventory);
         let given = self
             .numbers
             .iter()
-            .map(|number| given(number, &list, inventory));
-        let given: Vec<Result<&Gpu, String>> = given.collect::<Result<_, _>>()?;
+            .map(given)
+            .collect::<Result<Vec<_>, _>>()?;
         if self.by_uuid || self.confined == Some(true) {
             let own: Vec<&Gpu> = given.into_iter().collect::<Result<_, _>>().map_err(doubt)?;
             return match list {
@@ -107,9 +105,8 @@ impl Numbers {
         inventory: &'a Inventory,
     ) -> Result<&'a Gpu, Failure> {
         let more = || {
-            doubt(format!(
-                "GPU {place} of Slurm is more than CUDA counts on this node"
-            ))
+            let why = format!("GPU {place} of Slurm is more than CUDA counts on this node");
+            doubt(why)
         };
         let counted = inventory.by_index(place).ok_or_else(more)?;
         // Tasks can open every GPU for certain.
@@ -124,8 +121,7 @@ impl Numbers {
         }
     }
 
-    /// All GPUs of the node in the order of the bus, each with its device file: what a task needs
-    /// to count as CUDA does.
+    /// All GPUs of the node in the order of the bus: what a task needs to count as CUDA does.
     pub fn devices(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         let list = self.list.resolve(inventory).unwrap_or_default();
         let device = |gpu: &Gpu| {
@@ -159,13 +155,13 @@ impl List {
                 order,
                 only,
                 entry,
-            } => (*count, *order, only, entry),
+            } => (count, order, only, entry),
         };
         if let Some(only) = only {
             gpus.retain(|(minor, _)| only.iter().any(|file| file.minor == *minor));
         }
         let have = gpus.len();
-        if have != count {
+        if have != *count {
             return Err(format!(
                 "{entry} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
             ));
@@ -189,8 +185,7 @@ impl List {
     }
 }
 
-/// The GPU behind the device file, or the UUID, that the scheduler gave; the inner error: neither
-/// is known.
+/// The GPU behind the device file or UUID that the scheduler gave; the inner error: neither is known.
 fn given<'a>(
     number: &Number,
     list: &Result<Listed<'a>, String>,
@@ -208,9 +203,8 @@ fn given<'a>(
             Some((_, Some(gpu))) => Ok(*gpu),
             Some((file, None)) => return Err(lost(format!("GPU '{}'", file.path.display()))),
             None => {
-                let length = list.len();
-                let why =
-                    format!("GPU {place} of Slurm is none of the {length} that its files list");
+                let all = list.len();
+                let why = format!("GPU {place} of Slurm is none of the {all} that its files list");
                 return Err(doubt(why));
             }
         },
@@ -219,8 +213,8 @@ fn given<'a>(
         return Ok(listed);
     };
     let uuid = GpuUuid::parse(uuid)?;
-    let named = inventory.by_uuid(&uuid);
-    let named = named.ok_or_else(|| lost(format!("GPU {uuid}")))?;
+    let lost = || lost(format!("GPU {uuid}"));
+    let named = inventory.by_uuid(&uuid).ok_or_else(lost)?;
     match listed {
         Ok(gpu) if gpu.uuid != uuid => Err(doubt(format!(
             "GPU {place} of Slurm is {uuid} in the prolog's environment, and {} in its files",

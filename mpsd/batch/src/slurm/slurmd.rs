@@ -1,5 +1,4 @@
-//! The Slurm daemon that runs on this host: which program it is, which configuration it took, when
-//! it began.
+//! The Slurm daemon that runs on this host: its program, its configuration, when it began.
 
 use super::conf::FETCHED;
 use crate::host::{self, Host, ThisHost};
@@ -11,11 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The daemons of a node, of a controller's host and of a login host. Debian's slurmd has a name of
-/// its own.
+/// Those of a node, of which Debian's has a name of its own, of a controller and of a login host.
 const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
-/// The cgroup of a controller that systemd started. It has a user of its own, and no other process
-/// gets into this cgroup.
+/// The cgroup of a controller that systemd started, which has a user of its own.
 const CONTROLLER: &str = "/system.slice/slurmctld.service";
 const LARGEST: usize = 64 << 20;
 
@@ -39,9 +36,8 @@ pub fn of_nodes(table: &ProcessTable) -> usize {
 }
 
 impl Slurmd {
-    /// The daemon of `node` with the configuration `conf`: the one that started this program, else
-    /// the one that was started for the node, else the only one. A node's slurmd comes before other
-    /// daemons.
+    /// The one that started this program, else the one with `conf` that was started for `node`, else
+    /// the only one; a node's slurmd before other daemons.
     pub fn find(node: &str, conf: Option<&Path>) -> Option<Self> {
         if let Some(ours) = ancestor() {
             return Some(ours);
@@ -58,11 +54,8 @@ impl Slurmd {
     /// Without the children that a daemon forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
-        let daemons: Vec<&Stat> = table
-            .iter()
-            .map(|entry| &entry.stat)
-            .filter(is_one)
-            .collect();
+        let all = table.iter().map(|entry| &entry.stat);
+        let daemons: Vec<&Stat> = all.filter(is_one).collect();
         let is_child = |stat: &Stat| daemons.iter().any(|one| one.id.pid == stat.parent);
         let own = daemons.iter().filter(|stat| !is_child(stat));
         own.filter_map(|stat| Self::read(stat)).collect()
@@ -83,11 +76,7 @@ impl Slurmd {
             return None;
         }
         let place = |name: &str| PathBuf::from(format!("/proc/{}/{name}", id.pid));
-        let file = |path: &Path| {
-            fs::metadata(path)
-                .map(|about| (about.dev(), about.ino()))
-                .ok()
-        };
+        let file = |path: &Path| fs::metadata(path).map(|at| (at.dev(), at.ino())).ok();
         if file(&place("root")).is_some_and(|own| Some(own) != file(Path::new("/"))) {
             return None;
         }
@@ -151,16 +140,14 @@ impl Slurmd {
         (!is_built_in).then(|| format!("{why}: name the slurm.conf in mpsd.toml ([slurm] conf)"))
     }
 
-    /// The slurm.conf that it uses: as it was started, else as its program was built, else as its
-    /// controller sent it (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
+    /// The slurm.conf that it uses (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let built_in = || self.built_in(host).filter(|path| path.exists());
         let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
         self.named().or_else(built_in).or_else(fetched)
     }
 
-    /// The path of slurm.conf in its library or its program. It is a string of its own there; no
-    /// message is.
+    /// The path of slurm.conf in its library or its program, a string of its own there.
     fn built_in(&self, host: &dyn Host) -> Option<PathBuf> {
         let is_library = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -168,11 +155,9 @@ impl Slurmd {
         };
         let library = self
             .mapped()
-            .unwrap_or_default()
-            .into_iter()
-            .find(is_library);
-        let mut files = [library, self.program.clone()].into_iter().flatten();
-        files.find_map(|file| path_in(&host.read(&file, LARGEST).ok()??))
+            .and_then(|all| all.into_iter().find(is_library));
+        let mut files = library.iter().chain(&self.program);
+        files.find_map(|file| path_in(&host.read(file, LARGEST).ok()??))
     }
 
     /// Whether it has loaded the plugin in `file`; `None`: only root may know.
@@ -207,8 +192,7 @@ fn ancestor() -> Option<Slurmd> {
 }
 
 /// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted:
-/// any user can run a program through a link of that name. So the file counts, and only in a place
-/// that is root's.
+/// any user can run a program through a link of that name. So only a file in root's place counts.
 pub fn program(process: &Process, is_it: impl Fn(&str) -> bool) -> Option<(PathBuf, bool)> {
     let Executable { file, path } = process.executable()?;
     let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
@@ -233,8 +217,7 @@ fn is_roots_place(path: &Path) -> bool {
     above.next().is_some_and(|parent| is(parent, 0)) && above.all(|about| is(about, 0o1000))
 }
 
-/// A daemon's options and their values, as getopt_long(3) reads them. Of the long ones, all but two
-/// have a value.
+/// As getopt_long(3) reads them. Of the long ones, all but two have a value.
 fn options(arguments: &[String]) -> Vec<(&str, Option<&str>)> {
     let mut rest = arguments.iter().skip(1).map(String::as_str);
     let mut found = Vec::new();
@@ -276,7 +259,7 @@ fn dynamic(arguments: &[String]) -> Option<String> {
     is_dynamic.then(|| option(arguments, "conf").unwrap_or_default())
 }
 
-/// The absolute path of a slurm.conf among the texts of a program; a zero byte ends each text.
+/// The absolute path of a slurm.conf among the texts of a program.
 fn path_in(bytes: &[u8]) -> Option<PathBuf> {
     let texts = bytes.split(|byte| *byte == 0);
     let mut paths = texts.filter(|text| text.starts_with(b"/") && text.ends_with(b"/slurm.conf"));

@@ -30,8 +30,7 @@ const SHARED_MODES: [&str; 2] = ["shared", "default"];
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 
-/// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if
-/// it cannot be read.
+/// The configuration of Torque's mom here, if the mom may run its starter as root.
 pub fn may_run_as_root(location: &Location, host: &dyn Host) -> Option<PathBuf> {
     starter::may_run_as_root(&installation(location, host), host)
 }
@@ -94,10 +93,9 @@ impl BatchSystem for Torque {
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
         let wanted = resources(input);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let unasked = "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)";
         let gpus = match gpu_file(input) {
-            _ if !asks_for_gpus(&wanted) => GpuSource::Unknown(
-                "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned(),
-            ),
+            _ if !asks_for_gpus(&wanted) => GpuSource::Unknown(unasked.to_owned()),
             Some(path) if !submission.sister => from_file(&path, &here, host),
             _ => from_qstat(submission, input, &here, host),
         };
@@ -141,9 +139,9 @@ impl BatchSystem for Torque {
         Some(gpus.iter().map(number).collect::<Vec<_>>().join(","))
     }
 
-    /// Finds a sister that its own prologue drained for this job. That prologue exits 0: Torque
-    /// takes a sister with a failed prologue down, and pbs_sched then deletes the job
-    /// (docs/facts/pbs.md#results-of-a-prologue). So the mother superior puts the job back.
+    /// Finds a sister that its own prologue drained for this job, and exited 0: Torque takes a sister
+    /// with a failed prologue down, and pbs_sched then deletes the job
+    /// (docs/facts/pbs.md#results-of-a-prologue).
     fn elsewhere(
         &self,
         submission: &Submission,
@@ -160,9 +158,10 @@ impl BatchSystem for Torque {
         names.sort_unstable();
         names.dedup();
         let pbs = installation(&input.location, host);
-        let offline = offline_for(&pbs, &names, &format!("job {}: ", submission.job), host);
-        let failed = |(node, note)| Err(Undetermined::new(format!("node '{node}'"), note).into());
-        offline.map_or(Ok(()), failed)
+        match offline_for(&pbs, &names, &format!("job {}: ", submission.job), host) {
+            Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
+            None => Ok(()),
+        }
     }
 
     fn script(&self, submission: &Submission, input: &Input<'_>) -> Option<String> {
@@ -175,8 +174,7 @@ impl BatchSystem for Torque {
 
     /// A failing prologue.parallel takes its node down, and Torque requeues the job forever
     /// (docs/facts/pbs.md#sister-nodes). No user may cause that, so a sister exits 0. The mother
-    /// superior makes the same refusal. Tasks read a sister's own failure in the record. The server
-    /// tells the mother superior of a sister's fault.
+    /// superior makes the same refusal, and hears of a sister's fault from the server.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,
@@ -184,9 +182,8 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// Torque never delivers what a refusing prologue writes: the user of an aborted batch job sees
-    /// an exit status of -2 (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user,
-    /// if it is in force.
+    /// Torque never delivers what a refusing prologue writes (docs/facts/pbs.md#results-of-a-prologue).
+    /// Our starter tells the user, if it is in force.
     fn tells_refusals(
         &self,
         submission: &Submission,
@@ -220,10 +217,7 @@ impl BatchSystem for Torque {
 }
 
 fn is_sister(input: &Input<'_>) -> bool {
-    input.given.sister
-        || input
-            .number("PBS_NODENUM")
-            .is_some_and(|number| number != 0)
+    input.given.sister || !matches!(input.number("PBS_NODENUM"), None | Some(0))
 }
 
 /// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if
@@ -252,8 +246,8 @@ fn resources(input: &Input<'_>) -> String {
         Program::Prologue => 5,
         Program::Epilogue => 6,
     };
-    let argument = input.argument(number);
-    argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())
+    let argument = input.argument(number).cloned().unwrap_or_default();
+    argument.to_string_lossy().into_owned()
 }
 
 /// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
@@ -263,8 +257,7 @@ fn asks_for_gpus(resources: &str) -> bool {
     counts.any(|(_, count)| count.trim() != "0")
 }
 
-/// Whether a mode that follows a number of GPUs lets other jobs use them:
-/// `nodes=1:ppn=2:gpus=1:shared`.
+/// Whether a mode behind a number of GPUs lets other jobs use them: `nodes=1:gpus=1:shared`.
 fn shares_gpus(resources: &str) -> bool {
     resources.split([',', '+']).any(|part| {
         let words = part.split(':').skip_while(|word| !word.contains("gpus="));
@@ -303,19 +296,14 @@ fn from_qstat(
         let text = attribute(&answer.text, "exec_gpus");
         let text = text.ok_or_else(|| format!("'qstat -f {job}' shows no exec_gpus"))?;
         let pairs = text.split('+').map(|part| part.trim().rsplit_once("-gpu/"));
-        let none = || {
-            format!(
-                "exec_gpus '{}' names no GPU of '{here}'",
-                one_line(&text, 80)
-            )
-        };
+        let shown = one_line(&text, 80);
+        let none = || format!("exec_gpus '{shown}' names no GPU of '{here}'");
         listed(pairs, here).ok_or_else(none)
     };
     found().unwrap_or_else(GpuSource::Unknown)
 }
 
-/// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair
-/// cannot be read.
+/// The GPUs of `(node, number)` pairs on `here`; `None`: there is none, or a pair cannot be read.
 fn listed<'t>(
     pairs: impl Iterator<Item = Option<(&'t str, &'t str)>>,
     here: &str,
@@ -323,8 +311,7 @@ fn listed<'t>(
     let mut names = Vec::new();
     for pair in pairs {
         let (node, number) = pair?;
-        let number: u32 = number.parse().ok()?;
-        let name = GpuName::Index(number);
+        let name = GpuName::Index(number.parse().ok()?);
         if same_node(node, here) && !names.contains(&name) {
             names.push(name);
         }

@@ -1,6 +1,5 @@
 //! A Torque mom's `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI
-//! launcher): they read no profile. The mom reads its configuration at its start and on SIGHUP
-//! (docs/facts/pbs.md#environment-into-the-job).
+//! launcher): they read no profile (docs/facts/pbs.md#environment-into-the-job).
 
 use crate::batch_system::Unattached;
 use crate::host::{Host, began};
@@ -66,32 +65,30 @@ pub fn names(config: &str, starter: &Path) -> bool {
     values(config, STARTER).any(|value| first(value).as_deref() == Some(starter))
 }
 
-/// The line that would be lost with any starter: it makes a job's shell no login shell, or puts
-/// words before its script. A starter learns neither.
+/// The line that would be lost with any starter, which learns of no login shell and no `$preexec`.
 pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'static str> {
     let text = config(pbs, host).ok()??;
     let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
     let logins = ["$source_login_batch", "$source_login_interactive"];
-    let preexec = values(&text, "$preexec")
-        .last()
-        .filter(|value| !value.is_empty());
-    logins.into_iter().find(off).or(preexec.map(|_| "$preexec"))
+    let preexec = values(&text, "$preexec").last();
+    let preexec = preexec.is_some_and(|value| !value.is_empty());
+    let own = logins.into_iter().find(off);
+    own.or(preexec.then_some("$preexec"))
 }
 
-/// The last line counts. A line that the mom does not understand is no "no".
+/// A line that the mom does not understand is no "no".
 fn may_be_privileged(config: &str) -> bool {
     let last = values(config, "$job_starter_run_privileged").last();
     last.is_some_and(|value| boolean(value) != Some(false))
 }
 
-/// The values of `name` in a mom's configuration, read as the mom does (Torque 6.1,
-/// parse_config.c): the name in any case, '#' ends the line, and the value is the rest.
+/// The values of `name` in a mom's configuration, as the mom reads it (Torque 6.1, parse_config.c).
 pub(super) fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     config.lines().filter_map(move |line| {
         let line = line.split('#').next()?.trim();
         let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '_' | '$');
         let end = line.find(|c| !in_name(c)).unwrap_or(line.len());
-        let (found, value) = line.split_at_checked(end)?;
+        let (found, value) = line.split_at(end);
         found.eq_ignore_ascii_case(name).then(|| value.trim())
     })
 }
@@ -128,27 +125,24 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             let why = format!("the mom has not read the $job_starter of '{config}', to {tm}");
             (why, reread_needed(pbs, &path)?)
         }
-        Starter::Absent => (
-            format!("'{config}' has no $job_starter to {tm}"),
-            install.into(),
-        ),
-        Starter::Foreign(path) => (
-            format!(
-                "'{config}' has the $job_starter '{}', which does not {tm}",
-                path.display()
-            ),
-            format!("{install}, which says how to add ours"),
-        ),
-        Starter::Privileged { .. } => (
-            format!(
-                "'{config}' has $job_starter_run_privileged, and our starter runs as the job's user only"
-            ),
-            "that line says false".to_owned(),
-        ),
-        Starter::Unread(why) => (
-            format!("{why}: nothing may {tm}"),
-            "that file to be readable".into(),
-        ),
+        Starter::Absent => {
+            let why = format!("'{config}' has no $job_starter to {tm}");
+            (why, install.into())
+        }
+        Starter::Foreign(path) => {
+            let it = format!("$job_starter '{}'", path.display());
+            let why = format!("'{config}' has the {it}, which does not {tm}");
+            (why, format!("{install}, which says how to add ours"))
+        }
+        Starter::Privileged { .. } => {
+            let user = "and our starter runs as the job's user only";
+            let why = format!("'{config}' has $job_starter_run_privileged, {user}");
+            (why, "that line says false".into())
+        }
+        Starter::Unread(why) => {
+            let why = format!("{why}: nothing may {tm}");
+            (why, "that file to be readable".into())
+        }
     };
     Some(Unattached {
         why,
@@ -162,21 +156,16 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
 pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
-    let named =
-        || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
-    if newer || named() == Some(true) {
-        None
-    } else {
-        reread_command(pbs)
-    }
+    let in_force = || in_force(pbs, pid, start).unwrap_or_default();
+    let is_it = newer || in_force().split_whitespace().next().map(Path::new) == Some(starter);
+    (!is_it).then(|| reread_command(pbs))?
 }
 
 pub fn reread_command(pbs: &Installation) -> Option<String> {
     running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
 }
 
-/// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte
-/// (recorded).
+/// The mom's process, and when it began. Its lock file ends in a NUL byte (recorded).
 fn running(pbs: &Installation) -> Option<(i32, i64)> {
     let lock = fs::read_to_string(pbs.mom_priv().join("mom.lock")).ok()?;
     let end = |c: char| c == '\0' || c.is_whitespace();
@@ -185,9 +174,7 @@ fn running(pbs: &Installation) -> Option<(i32, i64)> {
     Some((pid, began(stat.id.start_time)?))
 }
 
-/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP;
-/// `None`: the log does not tell. The time of the configuration is no proof: an administrator may
-/// have changed other lines.
+/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP.
 fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     let entries = fs::read_dir(pbs.home.join("mom_logs")).ok()?.flatten();
     let is_since = |entry: &fs::DirEntry| {
@@ -209,19 +196,13 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
 /// parse_config.c). Older moms write no pid.
 fn starter_in(line: &[u8], pid: i32) -> Option<String> {
     let line = String::from_utf8_lossy(line);
-    let mut parts = line.splitn(6, ';').skip(2);
-    let (mom, _, function, text) = (
-        parts.next()?.trim(),
-        parts.next()?,
-        parts.next()?,
-        parts.next()?,
-    );
-    if mom != "pbs_mom" && mom != format!("pbs_mom.{pid}") {
+    let [_, _, mom, _, function, text] = line.splitn(6, ';').collect::<Vec<_>>()[..] else {
         return None;
-    }
+    };
+    let is_it = mom.trim() == "pbs_mom" || mom.trim() == format!("pbs_mom.{pid}");
     match function {
-        "process_hup" => Some(String::new()),
-        "jobstarter" => Some(text.trim().to_owned()),
+        "process_hup" if is_it => Some(String::new()),
+        "jobstarter" if is_it => Some(text.trim().to_owned()),
         _ => None,
     }
 }
