@@ -39,11 +39,8 @@ pub struct SystemFacts {
 impl SystemFacts {
     /// The failure of a call that this batch system never makes.
     pub fn wrong_vector(&self, input: &Input<'_>) -> Failure {
-        let what = format!(
-            "{} arguments from {}",
-            input.arguments.len(),
-            self.scheduler
-        );
+        let count = input.arguments.len();
+        let what = format!("{count} arguments from {}", self.scheduler);
         let expected = format!("expected: {}", self.vectors[input.program as usize]);
         Undetermined::new(what, expected).into()
     }
@@ -244,14 +241,12 @@ NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
 # for every job: mem = \"auto\" below [defaults] in mpsd.toml
 ";
         assert_eq!(text, expected);
-        let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
-        let line = "\nmpsctl pbs install --shares 20\n";
-        assert!(openpbs.contains(line), "{openpbs}");
-        let torque = advertise(&Torque, "n1", &offers).unwrap();
-        assert!(
-            torque.contains("\nNODECFG[n1] GRES=mps_shares:36\n"),
-            "{torque}"
-        );
+        let install = "\nmpsctl pbs install --shares 20\n";
+        let maui = "\nNODECFG[n1] GRES=mps_shares:36\n";
+        for (pbs, line) in [(&OpenPbs as &dyn BatchSystem, install), (&Torque, maui)] {
+            let text = advertise(pbs, "n1", &offers).unwrap();
+            assert!(text.contains(line), "{text}");
+        }
         let refused = |offers: &[Offer<'_>]| advertise(&Slurm, "n1", offers).unwrap_err().why;
         assert_eq!(refused(&[]), "it has no GPU");
         let why = "replicas is not set for it in mpsd.toml";

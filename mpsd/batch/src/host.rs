@@ -46,10 +46,10 @@ impl Answer {
     pub fn accepted(self, name: &str) -> Result<String, String> {
         match self.code {
             Some(0) => Ok(self.text),
-            _ => Err(format!(
-                "{name} said: {}",
-                one_line(self.text.trim(), SHOWN)
-            )),
+            _ => {
+                let said = one_line(self.text.trim(), SHOWN);
+                Err(format!("{name} said: {said}"))
+            }
         }
     }
 }
@@ -84,9 +84,8 @@ pub trait Host {
 
     /// The names in a directory of root's.
     fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        std::fs::read_dir(dir)?
-            .map(|entry| Ok(entry?.file_name()))
-            .collect()
+        let entries = std::fs::read_dir(dir)?;
+        entries.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     /// Whether other hosts may share this file: its file system is not a usual local one.

@@ -67,10 +67,8 @@ pub fn meant(job: &str, location: &Location) -> Result<Vec<JobId>, Refusal> {
     let is_number = job.starts_with(|c: char| c.is_ascii_digit()) && !job.contains(['.', '_']);
     let systems = ALL.into_iter().filter(|_| is_number);
     let whole = systems.flat_map(|system| system.at(location).whole_ids(job));
-    whole
-        .chain([job.to_owned()])
-        .map(|id| JobId::parse(&id))
-        .collect()
+    let all = whole.chain([job.to_owned()]);
+    all.map(|id| JobId::parse(&id)).collect()
 }
 
 /// As [`BatchSystem::scheduled_devices`] of the job's own.
@@ -93,10 +91,8 @@ pub fn late_script(job: &JobId, location: &Location) -> Option<String> {
 /// The system that calls us: as `--scheduler` says, else by the arguments and the environment.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
-    input
-        .scheduler
-        .map(of)
-        .or_else(|| ALL.into_iter().find(calls))
+    let named = input.scheduler.map(of);
+    named.or_else(|| ALL.into_iter().find(calls))
 }
 
 /// The job and its request. It fails for a call that no scheduler makes; else as

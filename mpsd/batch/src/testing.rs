@@ -59,9 +59,8 @@ impl Host for TextHost {
     fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
         let paths = self.files.keys().map(Path::new);
         let inside = paths.filter(|path| path.parent() == Some(dir));
-        Ok(inside
-            .filter_map(|path| Some(path.file_name()?.to_owned()))
-            .collect())
+        let name = |path: &Path| Some(path.file_name()?.to_owned());
+        Ok(inside.filter_map(name).collect())
     }
     fn may_be_shared(&self, _: &Path) -> bool {
         self.shared
@@ -79,10 +78,8 @@ impl Host for TextHost {
     ) -> Result<Answer, String> {
         let line = format!("{} {}", program.display(), arguments.join(" "));
         self.ran.borrow_mut().push(line.clone());
-        self.answers
-            .get(&line)
-            .cloned()
-            .ok_or(format!("no answer to '{line}'"))
+        let answer = self.answers.get(&line).cloned();
+        answer.ok_or(format!("no answer to '{line}'"))
     }
     fn name(&self) -> String {
         "nodeb".to_owned()

@@ -134,10 +134,9 @@ impl Cgroup {
         let mut outcome = Err(FileError::unfit(top.path().join(job), "cannot be made"));
         for _ in 0..TRIES {
             let made = |parent: &Dir| parent.create_dir(job, CLOSED, (0, 0)).map(|(dir, _)| dir);
+            let base = base.map(|base| top.create_dir(base, CLOSED, (0, 0)));
             outcome = match base {
-                Some(base) => top
-                    .create_dir(base, CLOSED, (0, 0))
-                    .and_then(|(dir, _)| made(&dir)),
+                Some(base) => base.and_then(|(dir, _)| made(&dir)),
                 None => made(top),
             };
             match &outcome {
@@ -244,8 +243,7 @@ impl Cgroup {
     }
 
     pub fn is_own_base(base: &Path) -> bool {
-        base.file_name()
-            .is_some_and(|name| name == UNIT || name == PLAIN)
+        base.ends_with(UNIT) || base.ends_with(PLAIN)
     }
 
     /// Removes our own directory after the last job; the kernel keeps one in use.

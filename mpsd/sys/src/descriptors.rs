@@ -133,14 +133,11 @@ mod tests {
         let _alone = alone();
         for closed in [vec![0], vec![1], vec![0, 2], vec![0, 1, 2], vec![]] {
             in_child(|| {
-                let pipe = nix::unistd::pipe()
-                    .map(|(read, _)| read.into_raw_fd())
-                    .unwrap_or(-1);
-                let mut good = (0..3).all(|fd| raw::duplicate_to(pipe, fd).is_ok());
-                for fd in &closed {
-                    good = good && nix::unistd::close(*fd).is_ok();
-                }
-                good = good && fix_standard_descriptors().is_ok();
+                let (pipe, _) = nix::unistd::pipe().unwrap();
+                let open = |fd| raw::duplicate_to(pipe.as_raw_fd(), fd).is_ok();
+                let close = |fd: &i32| nix::unistd::close(*fd).is_ok();
+                let good = (0..3).all(open) && closed.iter().all(close);
+                let good = good && fix_standard_descriptors().is_ok();
                 good && (0..3).all(|fd| raw::is_open(fd) && is_null(fd) == closed.contains(&fd))
             });
         }
@@ -176,11 +173,8 @@ mod tests {
         let _alone = alone();
         in_child(|| {
             raw::close_all_except(&[]);
-            let file = std::fs::File::open("/proc/self/exe").map(IntoRawFd::into_raw_fd);
-            let pipe = nix::unistd::pipe().map(|(read, _)| read.into_raw_fd());
-            let (Ok(file), Ok(pipe)) = (file, pipe) else {
-                return false;
-            };
+            let file = File::open("/proc/self/exe").unwrap().into_raw_fd();
+            let pipe = nix::unistd::pipe().unwrap().0.into_raw_fd();
             let taken = take_file(file).is_ok_and(|fd| fd.as_raw_fd() == file);
             let left = take_file(pipe).err() == Some(Errno::EINVAL) && raw::is_open(pipe);
             taken && left && take_file(60).err() == Some(Errno::EBADF)

@@ -5,7 +5,7 @@
 
 use super::deadline::{Deadline, Output};
 use super::guard::{answer_and_exit, in_session};
-use super::process::{ProcessTable, State};
+use super::process::{ProcessTable, Stat, State};
 use super::raw::{self, Exit};
 use super::spawn::Child;
 use nix::errno::Errno;
@@ -123,8 +123,8 @@ pub fn end_descendants() -> Vec<(i32, Exit)> {
         let table = ProcessTable::scan();
         let below = table.iter().flat_map(|table| table.descendants(own));
         let mut alive = below.map(|entry| &entry.stat).collect::<Vec<_>>();
-        alive
-            .retain(|stat| !matches!(stat.state, State::Defunct | State::Dead) || stat.threads > 1);
+        let has_ended = |stat: &Stat| matches!(stat.state, State::Defunct | State::Dead);
+        alive.retain(|stat| !has_ended(stat) || stat.threads > 1);
         if alive.is_empty() && table.is_some() {
             ended.extend(reap_ended());
             return ended;

@@ -93,9 +93,8 @@ fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardE
 
 /// An unread stream does not stop the other. False while something is left.
 fn pass_all(streams: &mut [Relay]) -> bool {
-    streams
-        .iter_mut()
-        .fold(true, |all, stream| all & stream.pass())
+    let streams = streams.iter_mut();
+    streams.fold(true, |all, stream| all & stream.pass())
 }
 
 /// Runs `worker` in a child that dies with this process; returns its code, 2 for a panic. Any other
@@ -297,11 +296,8 @@ impl Relay {
         if self.is_file && self.is_behind() {
             self.pass_to_file();
         }
-        while let Some(rest) = self
-            .from
-            .bytes
-            .get(self.passed..)
-            .filter(|rest| !rest.is_empty())
+        while let Some(rest) = self.from.bytes.get(self.passed..)
+            && !rest.is_empty()
         {
             let to = raw::borrow(self.to);
             let mut ready = [PollFd::new(to, PollFlags::POLLOUT)];

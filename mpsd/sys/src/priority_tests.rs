@@ -18,8 +18,7 @@ fn aside(work: impl FnOnce() -> String) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// A field of `/proc/PID/stat` (proc_pid_stat(5)): 41 is the policy without its flag, 19 the nice
-/// value.
+/// Of `/proc/PID/stat` (proc_pid_stat(5)): 41 is the policy without its flag, 19 the nice value.
 fn field(pid: &str, number: usize) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The state behind the name is field 3.
@@ -64,10 +63,7 @@ fn without_real_time_there_is_nice_and_not_for_children() {
         setpriority_process(None, FIRST).unwrap();
         become_user(STRANGER);
         let raised = raise();
-        let ordinary = Command::new("/bin/sh")
-            .args(["-c", "exec nice"])
-            .output()
-            .unwrap();
+        let ordinary = Command::new("/usr/bin/nice").output().unwrap();
         let ordinary = String::from_utf8(ordinary.stdout).unwrap();
         format!("{raised:?} {:?} {}", own(), ordinary.trim())
     });

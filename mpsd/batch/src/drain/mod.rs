@@ -182,10 +182,8 @@ pub fn deliver(
     let how = match outcome {
         Ok(Outcome::Ours(_)) => "drained".to_owned(),
         Ok(Outcome::Others(other)) => {
-            format!(
-                "was drained already ('{}'), left so",
-                one_line(&other, SHOWN)
-            )
+            let other = one_line(&other, SHOWN);
+            format!("was drained already ('{other}'), left so")
         }
         Err(why) => format!("cannot be drained now ({why}), tried again later"),
     };
@@ -261,9 +259,9 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     Ok(match (marker.delivered, shown.drained) {
         (_, true) if reason == marker.reason => DrainState::Stands,
         (_, true) => {
-            let reason = one_line(&reason, SHOWN);
+            let other = format!("another reason ('{}')", one_line(&reason, SHOWN));
             DrainState::Over(format!(
-                "the node is drained for another reason ('{reason}'), which mpsd does not lift"
+                "the node is drained for {other}, which mpsd does not lift"
             ))
         }
         (true, false) => DrainState::Over("it was lifted".to_owned()),
@@ -278,10 +276,8 @@ pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Resu
     if before.drained {
         let reason = before.reason.unwrap_or_default();
         if reason != marker.reason {
-            let reason = one_line(&reason, SHOWN);
-            return Err(format!(
-                "the reason shown is '{reason}', which is not ours: left as it is"
-            ));
+            let shown = format!("the reason shown is '{}'", one_line(&reason, SHOWN));
+            return Err(format!("{shown}, which is not ours: left as it is"));
         }
         let said = controller.put_back(marker.note.as_deref())?;
         if controller.status()?.drained {
@@ -305,7 +301,7 @@ mod tests {
     struct Double {
         node: RefCell<NodeStatus>,
         obeys: bool,
-        /// An administrator drains it for this at the same time, and comes first.
+        /// For what an administrator drains it at the same time.
         drained_for: Option<&'static str>,
     }
 
@@ -316,9 +312,8 @@ mod tests {
 
     impl Double {
         fn new(drained: bool, reason: Option<&str>, obeys: bool) -> Self {
-            let node = RefCell::new(status(drained, reason));
             Self {
-                node,
+                node: RefCell::new(status(drained, reason)),
                 obeys,
                 drained_for: None,
             }
@@ -385,10 +380,8 @@ mod tests {
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
         let mut meanwhile = Double::new(false, None, true);
         meanwhile.drained_for = Some("bad disk");
-        assert_eq!(
-            meanwhile.drain(OURS),
-            Ok(Outcome::Others("bad disk".into()))
-        );
+        let outcome = meanwhile.drain(OURS);
+        assert_eq!(outcome, Ok(Outcome::Others("bad disk".into())));
 
         let node = Double::new(false, None, true);
         for reason in [OURS, "mpsd: job 2: y"] {
@@ -453,18 +446,19 @@ mod tests {
         let over = |why: &str| DrainState::Over(why.to_owned());
         let others =
             "the node is drained for another reason ('bad disk'), which mpsd does not lift";
-        for (delivered, drained, reason, meaning) in [
-            (true, true, OURS, DrainState::Stands),
-            (false, true, OURS, DrainState::Stands),
-            (true, true, "bad disk", over(others)),
-            (false, true, "bad disk", over(others)),
-            (true, false, "", over("it was lifted")),
-            (false, false, "", DrainState::Undelivered),
+        let lifted = [DrainState::Undelivered, over("it was lifted")];
+        let stands = [DrainState::Stands, DrainState::Stands];
+        for (drained, reason, meanings) in [
+            (true, OURS, stands),
+            (true, "bad disk", [over(others), over(others)]),
+            (false, "", lifted),
         ] {
-            let mut marker = our_marker(OURS);
-            marker.delivered = delivered;
-            let found = state(&marker, &Double::new(drained, Some(reason), true));
-            assert_eq!(found, Ok(meaning), "{delivered} {drained} {reason}");
+            for (delivered, meaning) in [false, true].into_iter().zip(meanings) {
+                let mut marker = our_marker(OURS);
+                marker.delivered = delivered;
+                let found = state(&marker, &Double::new(drained, Some(reason), true));
+                assert_eq!(found, Ok(meaning), "{delivered} {drained} {reason}");
+            }
         }
     }
 
@@ -494,24 +488,19 @@ mod tests {
 
     #[test]
     fn reasons_fit_the_schedulers_field() {
-        let reason = |longest, job: &str, fault: &Fault| {
-            fitted(longest, &format!("mpsd: job {job}: {fault}"))
-        };
-        let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
         let whole = "mpsd: job 4711: mps-server 691: state D after 20 s";
-        assert_eq!(reason(400, "4711", &fault), whole);
+        assert_eq!(fitted(400, whole), whole);
         let path = "'/opt/cluster/software/nvidia/mps/580.95.05/bin/nvidia-cuda-mps-control'";
-        let cause = format!("cannot open {path}: not there");
-        for (what, why) in [(path, "not there"), ("NVIDIA's control daemon", &cause)] {
-            let fault = Fault::new(Evidence::VendorProgram, what, why);
-            let text = reason(79, "4711.pbs.cluster.example.org", &fault);
+        for before in ["", "NVIDIA's control daemon: cannot open "] {
+            let job = "mpsd: job 4711.pbs.cluster.example.org";
+            let text = fitted(79, &format!("{job}: {before}{path}: not there"));
             assert!(text.len() <= 79 && text.ends_with(": not there"), "{text}");
             let is_cut = text.starts_with("mpsd: job 4711.") && text.contains("...");
             assert!(is_cut, "{text}");
         }
-        let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
+        let long = format!("mpsd: job 4711: NVML: {}", "\"é\n".repeat(800));
         for most in [400, 79] {
-            let text = reason(most, "4711", &long);
+            let text = fitted(most, &long);
             assert!(text.len() <= most && text.len() > most - 8, "{text}");
             assert!(text.is_ascii() && !text.contains('\n'), "{text}");
         }

@@ -225,9 +225,8 @@ impl Described {
     fn of_vnodes(&self, here: &str, all: u32) -> Option<(GpuSource, Exclusive)> {
         let mut shares: Vec<(GpuName, u32)> = Vec::new();
         for part in self.here(here) {
-            let name = part
-                .find(VNODE)
-                .and_then(|at| part[at + 1..].split(']').next());
+            let named = part.find(VNODE).map(|at| &part[at + 1..]);
+            let name = named.and_then(|named| named.split(']').next());
             let own = count(SHARES, [part]);
             let is_its = |_: &GpuName| own > 0 || count(NGPUS, [part]) > 0;
             let Some(gpu) = name.and_then(GpuName::parse).filter(is_its) else {
@@ -317,27 +316,25 @@ fn count<'t>(resource: &str, parts: impl IntoIterator<Item = &'t str>) -> u32 {
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     let mut asked = Vec::new();
     for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
-        let number = chunk.split(':').next().and_then(|word| word.parse().ok());
-        let count = chunk
-            .split(':')
-            .find_map(|word| word.strip_prefix("mpiprocs="))?;
+        let mut words = chunk.split(':');
+        let number = words.clone().next().and_then(|word| word.parse().ok());
+        let count = words.find_map(|word| word.strip_prefix("mpiprocs="))?;
         let count = count.parse().ok().filter(|count: &u32| *count > 0)?;
         asked.push((number.unwrap_or(1_usize), count));
     }
     let placed = chunks(vnodes);
-    let is_here = |chunk: &str| members(chunk).any(|name| same_node(name, here));
     let is_alike = asked.windows(2).all(|pair| pair[0].1 == pair[1].1);
-    let first = asked.first()?.1;
-    let counts = asked
-        .iter()
-        .flat_map(|(number, count)| std::iter::repeat_n(*count, (*number).min(placed.len() + 1)));
-    let counts: Vec<u32> = match is_alike {
-        true => vec![first; placed.len()],
-        false => counts.collect(),
-    };
+    let mut counts = vec![asked.first()?.1; placed.len()];
+    if !is_alike {
+        counts.clear();
+        for (number, count) in asked {
+            counts.extend(std::iter::repeat_n(count, number.min(placed.len() + 1)));
+        }
+    }
     if counts.len() != placed.len() {
         return None;
     }
+    let is_here = |chunk: &str| members(chunk).any(|name| same_node(name, here));
     let here = placed
         .iter()
         .zip(counts)
@@ -357,10 +354,8 @@ fn chunks(vnodes: &str) -> Vec<&str> {
         };
         c == '+' && depth == 0
     };
-    vnodes
-        .split(is_between)
-        .filter(|chunk| !chunk.is_empty())
-        .collect()
+    let chunks = vnodes.split(is_between);
+    chunks.filter(|chunk| !chunk.is_empty()).collect()
 }
 
 /// `vnodes` with the host before each name that is not the host's own: `gpubox` of
@@ -392,9 +387,8 @@ fn members(vnodes: &str) -> impl Iterator<Item = &str> {
 
 fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
     let host = |part: &'_ str| part.find([':', '[', '/']).unwrap_or(part.len());
-    let parts = vnodes
-        .split(['+', '(', ')'])
-        .map(move |part| (&part[..host(part)], part));
+    let parts = vnodes.split(['+', '(', ')']);
+    let parts = parts.map(move |part| (&part[..host(part)], part));
     parts.filter(|(name, _)| !name.is_empty())
 }
 

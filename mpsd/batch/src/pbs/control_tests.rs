@@ -41,6 +41,16 @@ impl Server {
         *self.node.borrow() == (offline, note.to_owned())
     }
 
+    /// The host, by this name in the site's configuration, is taken out and back.
+    fn goes_out_and_back(&self, name: &str, memo: Option<&str>) {
+        let node = PbsNode::new(self.node().pbs, name, self);
+        node.take_out(WHY, memo).unwrap();
+        let (drained, reason) = (true, Some(WHY.to_owned()));
+        assert_eq!(node.status(), Ok(NodeStatus { drained, reason }));
+        node.put_back(memo).unwrap();
+        assert!(self.holds(false, memo.unwrap_or_default()));
+    }
+
     fn is_torque(&self) -> bool {
         self.product.no_note == "n"
     }
@@ -78,18 +88,15 @@ impl Host for Server {
         _: Duration,
     ) -> Result<Answer, String> {
         let torque = self.is_torque();
-        let answer = |code, text| {
-            Ok(Answer {
-                code: Some(code),
-                text,
-            })
-        };
+        // As Torque's, whatever it says.
+        let code = Some(0);
         if let [name] = arguments {
-            return answer(0, self.show(name));
+            let text = self.show(name);
+            return Ok(Answer { code, text });
         }
         if !self.operator {
-            let refused = "pbsnodes: Unauthorized Request\n".to_owned();
-            return answer(if torque { 0 } else { 1 }, refused);
+            let text = "pbsnodes: Unauthorized Request\n".to_owned();
+            return Ok(Answer { code, text });
         }
         let mut node = self.node.borrow_mut();
         let mut words = arguments.iter();
@@ -105,7 +112,8 @@ impl Host for Server {
                 (other, _) => panic!("{other} is no option of this pbsnodes"),
             }
         }
-        answer(0, String::new())
+        let text = String::new();
+        Ok(Answer { code, text })
     }
 }
 
@@ -115,14 +123,7 @@ const WHY: &str = "mpsd: job 4711: mps-server 691 state D after 20 s";
 fn out_of_service_with_our_note_and_back_with_the_memo() {
     for memo in [None, Some("new fans on Monday")] {
         for server in Server::both(true, false, memo.unwrap_or_default()) {
-            server.node().take_out(WHY, memo).unwrap();
-            let status = server.node().status().unwrap();
-            assert_eq!(
-                (status.drained, status.reason.as_deref()),
-                (true, Some(WHY))
-            );
-            server.node().put_back(memo).unwrap();
-            assert!(server.holds(false, memo.unwrap_or_default()));
+            server.goes_out_and_back("", memo);
         }
     }
 }
@@ -135,15 +136,7 @@ fn a_host_whose_vnodes_have_other_names_is_taken_out_and_back() {
         for configured in ["", "gpubox"] {
             let [_, mut server] = Server::both(true, false, "");
             server.vnodes = vnodes;
-            let node = PbsNode::new(server.node().pbs, configured, &server);
-            node.take_out(WHY, None).unwrap();
-            let status = node.status().unwrap();
-            assert_eq!(
-                (status.drained, status.reason.as_deref()),
-                (true, Some(WHY))
-            );
-            node.put_back(None).unwrap();
-            assert!(server.holds(false, ""));
+            server.goes_out_and_back(configured, None);
         }
     }
 }
@@ -190,25 +183,31 @@ fn a_refusal_is_seen_although_torque_answers_0() {
         let said = node.take_out(WHY, None).unwrap();
         assert_eq!(node.status(), Ok(NodeStatus::default()));
         let why = node.not_obeyed(&said);
-        assert!(
-            why.contains("'free' still; pbsnodes said: pbsnodes: Unauthorized Request"),
-            "{why}"
-        );
+        let said = "'free' still; pbsnodes said: pbsnodes: Unauthorized Request";
+        assert!(why.contains(said), "{why}");
         assert!(why.contains("operators += root@vm.example.org"), "{why}");
     }
 }
 
 #[test]
 fn a_job_is_here_while_it_runs_here_and_gone_only_by_the_servers_word() {
-    let text = |state: &str, hosts: &str| {
-        format!("Job Id: 7.srv\n    job_state = {state}\n    exec_host = {hosts}\n")
-    };
-    let of = |state: &str, hosts: &str| job_state("n2", Some(0), &text(state, hosts));
-    assert_eq!(of("R", "n1/0+n2/0*4"), JobState::Here);
-    assert_eq!(of("E", "n2.cluster/0"), JobState::Here);
-    assert!(matches!(of("R", "n1/0+n22/0"), JobState::Gone(_)));
-    for state in ["C", "Q", "H", "F"] {
-        assert!(matches!(of(state, "n2/0"), JobState::Gone(_)), "{state}");
+    for (state, hosts, is_here) in [
+        ("R", "n1/0+n2/0*4", true),
+        ("E", "n2.cluster/0", true),
+        ("R", "n1/0+n22/0", false),
+        ("C", "n2/0", false),
+        ("Q", "n2/0", false),
+        ("H", "n2/0", false),
+        ("F", "n2/0", false),
+    ] {
+        let text = format!("Job Id: 7.srv\n    job_state = {state}\n    exec_host = {hosts}\n");
+        let found = job_state("n2", Some(0), &text);
+        let is_gone = matches!(found, JobState::Gone(_));
+        assert_eq!(
+            (found == JobState::Here, is_gone),
+            (is_here, !is_here),
+            "{text}"
+        );
     }
     let finished = "qstat: 7.srv Job has finished, use -x or -H to see it";
     let unreached = "qstat: cannot connect to server srv (errno=15010)";

@@ -211,7 +211,17 @@ pub fn attribute(text: &str, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::openpbs::PRODUCT as OPENPBS;
     use crate::testing::TextHost;
+    use crate::torque::PRODUCT as TORQUE;
+
+    fn at_home(product: &'static Product, host: &TextHost) -> Installation {
+        let location = Location {
+            home: Some("/home".into()),
+            ..Location::default()
+        };
+        Installation::find(product, &location, host)
+    }
 
     #[test]
     fn the_moms_own_home_goes_first() {
@@ -222,27 +232,21 @@ mod tests {
 
     #[test]
     fn ids_end_with_the_servers_name_with_its_domain_or_without() {
-        let named = |product, file, text| {
+        for (product, file, text, names) in [
+            (
+                &OPENPBS,
+                "/etc/pbs.conf",
+                "PBS_SERVER=b.org:15001\n",
+                "b.org b",
+            ),
+            (&OPENPBS, "/etc/pbs.conf", "PBS_SERVER=one,two\n", "one"),
+            (&OPENPBS, "/etc/pbs.conf", "PBS_SERVER=\n", ""),
+            (&TORQUE, "/home/server_name", "vm.a.org\n", "vm.a.org vm"),
+            (&TORQUE, "/home/other", "", ""),
+        ] {
             let host = TextHost::default().file(file, text);
-            let location = Location {
-                home: Some("/home".into()),
-                ..Location::default()
-            };
-            Installation::find(product, &location, &host).servers(&host)
-        };
-        let of_conf = |text| named(&crate::openpbs::PRODUCT, "/etc/pbs.conf", text);
-        assert_eq!(
-            of_conf("PBS_SERVER=pbs.example.org:15001\n"),
-            ["pbs.example.org", "pbs"]
-        );
-        assert_eq!(of_conf("PBS_SERVER=one,two\n"), ["one"]);
-        assert_eq!(of_conf("PBS_SERVER=\n"), [""; 0]);
-        let torque = &crate::torque::PRODUCT;
-        assert_eq!(
-            named(torque, "/home/server_name", "vm.a.org\n"),
-            ["vm.a.org", "vm"]
-        );
-        assert_eq!(named(torque, "/home/other", ""), [""; 0]);
+            assert_eq!(at_home(product, &host).servers(&host).join(" "), names);
+        }
     }
 
     #[test]
@@ -251,11 +255,7 @@ mod tests {
         let runs = format!("/usr/local/bin/printjob {file}");
         let host = TextHost::default().file(file, "");
         let host = host.command(&runs, 0, "substate: 0x2a (42)\n");
-        let location = Location {
-            home: Some("/home".into()),
-            ..Location::default()
-        };
-        let pbs = Installation::find(&crate::torque::PRODUCT, &location, &host);
+        let pbs = at_home(&TORQUE, &host);
         let beside = |job| pbs.other_job(&JobId::parse(job).unwrap(), &host);
         assert_eq!(beside("57[1].srv"), Ok(None));
         assert_eq!(beside("57-1.srv"), Ok(None));

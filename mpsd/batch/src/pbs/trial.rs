@@ -105,14 +105,15 @@ mod tests {
 
     #[test]
     fn a_job_is_over_if_qstat_says_so_or_does_not_know_it() {
-        let finished = "qstat: 1.s Job has finished, use -x or -H to see it\n";
         for (answer, over) in [
             ("Job Id: 1.s\n    job_state = C\n", true),
             ("Job Id: 1.s\n    job_state = F\n", true),
             ("Job Id: 1.s\n    job_state = E\n", false),
-            ("Job Id: 1.s\n    job_state = R\n", false),
             ("qstat: Unknown Job Id 1.s\n", true),
-            (finished, true),
+            (
+                "qstat: 1.s Job has finished, use -x or -H to see it\n",
+                true,
+            ),
             ("qstat: cannot connect to server s (errno=15010)\n", false),
         ] {
             assert_eq!(is_over(answer), over, "{answer}");

@@ -178,22 +178,20 @@ fn joined(text: &str) -> Vec<(usize, String)> {
     let mut continues = false;
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim_end();
-        let (part, more) = line
-            .strip_suffix('\\')
-            .map_or((line, false), |part| (part, true));
+        let part = line.strip_suffix('\\').unwrap_or(line);
         match all.last_mut().filter(|_| continues) {
             Some((_, before)) => before.push_str(part),
             None => all.push((number, part.to_owned())),
         }
-        continues = more;
+        continues = part.len() < line.len();
     }
     all
 }
 
 fn included(line: &str) -> Option<&str> {
     let (word, path) = line.trim().split_once([' ', '\t'])?;
-    (word.eq_ignore_ascii_case("include") && !path.trim_start().starts_with('='))
-        .then(|| path.trim())
+    let is_one = word.eq_ignore_ascii_case("include") && !path.trim_start().starts_with('=');
+    is_one.then(|| path.trim())
 }
 
 /// `Key=value Key = "some value"`.
@@ -228,19 +226,14 @@ mod tests {
 
     #[test]
     fn words_and_lines_as_slurm_reads_them() {
-        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        let expected = [
-            ("NodeName", "n[1-2]"),
-            ("name", "gpu"),
-            ("File", "/dev/nvidia[0-1]"),
-            ("Flags", "a=b"),
-        ];
         let line = "NodeName=n[1-2] name = gpu File=\"/dev/nvidia[0-1]\" Flags=a=b";
-        assert_eq!(words(line), expected.map(pair));
+        let read = words(line);
+        let read = read.iter().map(|(key, value)| format!("{key}|{value}"));
+        let expected = "NodeName|n[1-2] name|gpu File|/dev/nvidia[0-1] Flags|a=b";
+        assert_eq!(read.collect::<Vec<_>>().join(" "), expected);
         assert!(words("no words").is_empty());
-        let mut lines = joined("A=1 # B=2\n\nC=3 \\\n D=4\nE=5");
-        lines.retain(|(_, line)| !line.is_empty());
-        let expected = [(1, "A=1"), (3, "C=3  D=4"), (5, "E=5")];
+        let lines = joined("A=1 # B=2\n\nC=3 \\\n D=4\nE=5");
+        let expected = [(1, "A=1"), (2, ""), (3, "C=3  D=4"), (5, "E=5")];
         assert_eq!(
             lines,
             expected.map(|(number, line)| (number, line.to_owned()))

@@ -268,15 +268,13 @@ fn failed_starts(comment: &str) -> u32 {
 fn with_ours(comment: &str, ours: &str) -> Option<String> {
     let (users, before) = comment.split_at(of_ours(comment));
     let between = if users.is_empty() { "" } else { "; " };
-    let named = ours
-        .strip_prefix(OURS)
-        .and_then(|ours| ours.split_once(": "));
-    let all = match (failed_starts(ours), failed_starts(before), named) {
-        (0, failed @ 1.., Some((node, line))) => {
-            format!("{users}{between}{OURS}{node}: {FAILED}{failed}: {line}")
-        }
-        _ => format!("{users}{between}{ours}"),
-    };
+    let mut ours = ours.to_owned();
+    if let (0, failed @ 1..) = (failed_starts(&ours), failed_starts(before))
+        && let Some((node, line)) = ours.trim_start_matches(OURS).split_once(": ")
+    {
+        ours = format!("{OURS}{node}: {FAILED}{failed}: {line}");
+    }
+    let all = format!("{users}{between}{ours}");
     Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }
 

@@ -17,10 +17,8 @@ fn shown(restarts: u32, comment: &str) -> String {
 }
 
 fn shown_as(state: &str, restarts: u32, comment: &str) -> String {
-    format!(
-        "{0:16}{state:16}{restarts:<16}{comment:1024.1024}{0:16}",
-        "4711"
-    )
+    let id = "4711";
+    format!("{id:16}{state:16}{restarts:<16}{comment:1024.1024}{id:16}")
 }
 
 /// A squeue that shows the names of `names`, and does `body` when asked for more.
@@ -64,10 +62,8 @@ impl Scripted {
             ..Location::default()
         };
         let slurm = Installation::find(&location, "n1");
-        let node = SlurmNode {
-            slurm,
-            name: "n1".to_owned(),
-        };
+        let name = "n1".to_owned();
+        let node = SlurmNode { slurm, name };
         Self { dir, node }
     }
 
@@ -257,15 +253,12 @@ fn the_output_is_a_scripts_and_is_named_whole() {
 
 #[test]
 fn states_of_sinfo() {
-    let status = |drained, reason: Option<&str>| NodeStatus {
-        drained,
-        reason: reason.map(str::to_owned),
-    };
+    let status = |text| parse(text).map(|node| (node.drained, node.reason));
     let twice = "draining|mpsd: job 7: x\ndraining|mpsd: job 7: x\n";
-    assert_eq!(parse(twice), Some(status(true, Some("mpsd: job 7: x"))));
-    assert_eq!(parse("drained|none\n"), Some(status(true, None)));
+    assert_eq!(status(twice), Some((true, Some("mpsd: job 7: x".into()))));
+    assert_eq!(status("drained|none\n"), Some((true, None)));
     for in_service in ["idle|none\n", "down*|Not responding\n"] {
-        assert_eq!(parse(in_service), Some(NodeStatus::default()));
+        assert_eq!(status(in_service), Some((false, None)));
     }
-    assert_eq!(parse(""), None);
+    assert_eq!(status(""), None);
 }

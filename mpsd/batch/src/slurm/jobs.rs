@@ -140,10 +140,7 @@ mod tests {
         for id in ["4712", "4711.1", "4700", "4712.0", "51"] {
             assert!(matches!(answer.state(&job(id)), JobState::Gone(_)), "{id}");
         }
-        assert_eq!(
-            SqueueAnswer::parse("\n", "").unwrap(),
-            SqueueAnswer::default()
-        );
+        assert_eq!(SqueueAnswer::parse("\n", ""), Ok(SqueueAnswer::default()));
         assert!(SqueueAnswer::parse("slurm_load_jobs error: x\n", "").is_err());
         assert!(SqueueAnswer::parse("4711|4711\n", "error\n").is_err());
     }

@@ -101,9 +101,9 @@ impl BatchSystem for Slurm {
         let is_step = step(input).is_some();
         let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
         let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
-        let conf = (input.env)("SLURM_CONF")
-            .ok_or("Slurm did not say where its configuration is (SLURM_CONF)".to_owned())
-            .and_then(|conf| Conf::find(Some(conf.as_ref()), host));
+        let unsaid = "Slurm did not say where its configuration is (SLURM_CONF)";
+        let conf = (input.env)("SLURM_CONF").ok_or(unsaid.to_owned());
+        let conf = conf.and_then(|conf| Conf::find(Some(conf.as_ref()), host));
         let gres = conf.and_then(|conf| Gres::read(&conf, &node, host));
         let exclusive = exclusive(input, gres.as_ref().ok(), &node);
         let gpus = gpus(input, scope, gres, &node);
@@ -227,14 +227,16 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         (_, true) => match all_places(input, node) {
             Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
             Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
-            Ok(all) => GpuSource::Unknown(format!(
-                "Slurm gives it {} devices of several types, and names {} of one type to the prolog",
-                all.len(),
-                names.len()
-            )),
-            Err(why) => GpuSource::Unknown(format!(
-                "{OF_JOB} names devices of one type only, and the node has several: {why}"
-            )),
+            Ok(all) => {
+                let (all, told) = (all.len(), names.len());
+                GpuSource::Unknown(format!(
+                    "Slurm gives it {all} devices of several types, and names {told} of one type to the prolog"
+                ))
+            }
+            Err(why) => {
+                let one = format!("{OF_JOB} names devices of one type only");
+                GpuSource::Unknown(format!("{one}, and the node has several: {why}"))
+            }
         },
     }
 }

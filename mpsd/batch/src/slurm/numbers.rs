@@ -74,11 +74,8 @@ impl Numbers {
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
         let given = |number| given(number, &list, inventory);
-        let given = self
-            .numbers
-            .iter()
-            .map(given)
-            .collect::<Result<Vec<_>, _>>()?;
+        let given = self.numbers.iter().map(given);
+        let given = given.collect::<Result<Vec<_>, _>>()?;
         if self.by_uuid || self.confined == Some(true) {
             let own: Vec<&Gpu> = given.into_iter().collect::<Result<_, _>>().map_err(doubt)?;
             return match list {
@@ -216,9 +213,8 @@ fn given<'a>(
     let lost = || lost(format!("GPU {uuid}"));
     let named = inventory.by_uuid(&uuid).ok_or_else(lost)?;
     match listed {
-        Ok(gpu) if gpu.uuid != uuid => Err(doubt(format!(
-            "GPU {place} of Slurm is {uuid} in the prolog's environment, and {} in its files",
-            gpu.uuid
+        Ok(Gpu { uuid: other, .. }) if *other != uuid => Err(doubt(format!(
+            "GPU {place} of Slurm is {uuid} in the prolog's environment, and {other} in its files"
         ))),
         _ => Ok(Ok(named)),
     }
@@ -252,7 +248,6 @@ fn leads_astray(list: &Listed<'_>, given: Option<&Gpu>, other: &Gpu) -> Failure 
     };
     let given = given.map_or_else(String::new, |gpu| shown(gpu, ""));
     let other = shown(other, ", which gres.conf does not list");
-    doubt(format!(
-        "Slurm gave the job {given}, but CUDA would open {other}"
-    ))
+    let why = format!("Slurm gave the job {given}, but CUDA would open {other}");
+    doubt(why)
 }

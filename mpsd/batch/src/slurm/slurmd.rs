@@ -124,9 +124,8 @@ impl Slurmd {
     }
 
     pub fn named(&self) -> Option<PathBuf> {
-        self.named_conf
-            .clone()
-            .filter(|path| open_trusted(path).is_ok())
+        let conf = self.named_conf.clone();
+        conf.filter(|path| open_trusted(path).is_ok())
     }
 
     /// Why we do not read the slurm.conf that it was started with; `None` too if the commands read
@@ -155,7 +154,9 @@ impl Slurmd {
         };
         let library = self
             .mapped()
-            .and_then(|all| all.into_iter().find(is_library));
+            .unwrap_or_default()
+            .into_iter()
+            .find(is_library);
         let mut files = library.iter().chain(&self.program);
         files.find_map(|file| path_in(&host.read(file, LARGEST).ok()??))
     }
@@ -278,28 +279,26 @@ mod tests {
 
     #[test]
     fn options_as_getopt_reads_them() {
-        let (both, none) = ((Some("n1"), Some("/x/slurm.conf")), (None, None));
-        let many = "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf";
-        for (line, expected) in [
-            ("slurmd -D -N n1 -f /x/slurm.conf", both),
-            ("slurmd -DNn1 -vvf /x/slurm.conf", both),
-            ("slurmd --systemd -Nn1 -f/x/slurm.conf", both),
-            ("slurmd --conf-server h:6817 -N n1 -f /x/slurm.conf", both),
-            (many, both),
-            ("slurmd -F -N n1 -f /x/slurm.conf", both),
-            ("slurmd", none),
-            ("slurmd --systemd", none),
-            ("slurmd -d /N/f -L -f", none),
-            ("slurmd -N", none),
+        for line in [
+            "slurmd -D -N n1 -f /x/slurm.conf",
+            "slurmd -DNn1 -vvf /x/slurm.conf",
+            "slurmd --systemd -Nn1 -f/x/slurm.conf",
+            "slurmd --conf-server h:6817 -N n1 -f /x/slurm.conf",
+            "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf",
+            "slurmd -F -N n1 -f /x/slurm.conf",
         ] {
-            let arguments = words(line);
-            let (node, conf) = (option(&arguments, "N"), option(&arguments, "f"));
-            assert_eq!((node.as_deref(), conf.as_deref()), expected, "{line}");
+            let both = ["N", "f"].map(|name| option(&words(line), name).unwrap());
+            assert_eq!(both, ["n1", "/x/slurm.conf"], "{line}");
         }
-    }
-
-    #[test]
-    fn a_dynamic_nodes_own_words() {
+        for line in [
+            "slurmd",
+            "slurmd --systemd",
+            "slurmd -d /N/f -L -f",
+            "slurmd -N",
+        ] {
+            let none = ["N", "f"].map(|name| option(&words(line), name));
+            assert_eq!(none, [None, None], "{line}");
+        }
         for (line, expected) in [
             ("slurmd -N n1", None),
             ("slurmd -NZ", None),
@@ -316,9 +315,7 @@ mod tests {
     fn the_path_that_a_program_is_built_with() {
         let text = b"\x7fELF\0can't find address, check slurm.conf\0/run/slurm/conf/slurm.conf\0/opt/s/etc/slurm.conf\0x";
         assert_eq!(path_in(text), Some("/opt/s/etc/slurm.conf".into()));
-        assert_eq!(
-            path_in(b"/run/slurm/conf/slurm.conf\0%s/slurm.conf\0"),
-            None
-        );
+        let other = b"/run/slurm/conf/slurm.conf\0%s/slurm.conf\0";
+        assert_eq!(path_in(other), None);
     }
 }

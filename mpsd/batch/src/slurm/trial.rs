@@ -18,10 +18,8 @@ pub static SRUN: Trial = Trial {
     is_over: |_| true,
     why: |name, _| {
         let name = format!("--name={name}");
-        CommandLine::new(
-            "squeue",
-            &["--noheader", &name, "--format=job %i is %T: %r"],
-        )
+        let words = ["--noheader", &name, "--format=job %i is %T: %r"];
+        CommandLine::new("squeue", &words)
     },
     named: None,
     cancel: |name, _| CommandLine::new("scancel", &[&format!("--name={name}")]),

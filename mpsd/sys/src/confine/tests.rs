@@ -2,6 +2,7 @@ use super::*;
 use crate::guard::ask;
 use crate::testing::{STRANGER, alone, as_stranger, become_user, soon};
 use nix::libc;
+use std::process::Command;
 
 /// What a shell line of the job's user prints, confined.
 fn confined(line: &str) -> String {
@@ -14,13 +15,8 @@ fn confined(line: &str) -> String {
 fn a_confined_program_gets_no_capability_or_namespace_and_neither_do_its_children() {
     let _alone = alone();
     let text = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
-    let zero = "0000000000000000";
-    let capabilities =
-        ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}:\t{zero}\n"));
-    assert_eq!(
-        text,
-        capabilities.concat() + "NoNewPrivs:\t1\nSeccomp:\t2\n"
-    );
+    let none = ["Inh", "Prm", "Eff", "Bnd", "Amb"].map(|set| format!("Cap{set}:\t{:016}\n", 0));
+    assert_eq!(text, none.concat() + "NoNewPrivs:\t1\nSeccomp:\t2\n");
     let line = "unshare --user true 2>/dev/null || echo none; unshare --mount true 2>/dev/null || echo none; \
                 sh -c 'grep Seccomp: /proc/self/status'; echo one | cat | cat; sleep 0.01 & wait; echo end";
     assert_eq!(confined(line), "none\nnone\nSeccomp:\t2\none\nend\n");
@@ -31,19 +27,13 @@ fn filtered(calls: fn() -> Vec<i32>) -> Vec<i32> {
     after(|| Confinement::of_user().enter().unwrap(), calls)
 }
 
-/// What `calls` return in a child that has done `first`.
+/// What `calls` return in a child that has done `first`. No number of an error exceeds a byte.
 fn after(first: impl FnOnce(), calls: fn() -> Vec<i32>) -> Vec<i32> {
     let answer = ask(soon(), || {
         first();
-        calls()
-            .iter()
-            .flat_map(|number| number.to_ne_bytes())
-            .collect()
+        calls().into_iter().map(|number| number as u8).collect()
     });
-    let bytes = answer.unwrap();
-    let (words, rest) = bytes.as_chunks::<4>();
-    assert!(rest.is_empty());
-    words.iter().map(|word| i32::from_ne_bytes(*word)).collect()
+    answer.unwrap().into_iter().map(i32::from).collect()
 }
 
 #[test]
@@ -64,11 +54,8 @@ fn what_is_denied_is_denied_to_root_as_well() {
             (libc::SYS_io_uring_setup, 0),
             (libc::SYS_finit_module, -1),
             (libc::SYS_kexec_load, 0),
-            (libc::SYS_clone, i64::from(libc::CLONE_NEWUSER)),
-            (
-                libc::SYS_clone,
-                i64::from(libc::CLONE_NEWNS | libc::SIGCHLD),
-            ),
+            (libc::SYS_clone, libc::CLONE_NEWUSER.into()),
+            (libc::SYS_clone, (libc::CLONE_NEWNS | libc::SIGCHLD).into()),
         ])
     };
     assert_eq!(filtered(denied), [libc::EPERM; 15]);
@@ -80,44 +67,27 @@ fn what_is_denied_is_denied_to_root_as_well() {
 /// Most of what the vendor's programs do besides reading and writing.
 #[test]
 fn what_a_daemon_needs_is_allowed() {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    use nix::sys::{epoll, eventfd, memfd};
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
     let _alone = alone();
     let needed = || {
-        let thread = std::thread::spawn(|| 7)
-            .join()
-            .is_ok_and(|seven| seven == 7);
-        let map = || {
-            let length = std::num::NonZeroUsize::new(4096)?;
-            let file =
-                nix::sys::memfd::memfd_create(c"x", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).ok()?;
-            nix::unistd::ftruncate(&file, 4096).ok()?;
-            std::fs::File::from(file)
-                .set_len(4096 + length.get() as u64)
-                .ok()
-        };
-        let abstract_socket = || {
-            use std::os::linux::net::SocketAddrExt as _;
-            use std::os::unix::net::{SocketAddr, UnixListener};
-            UnixListener::bind_addr(&SocketAddr::from_abstract_name(b"mpsd-unit-test").ok()?).ok()
-        };
-        let program = std::process::Command::new("/bin/true")
-            .status()
-            .is_ok_and(|end| end.success());
+        let (unix, packets) = (AddressFamily::Unix, SockType::SeqPacket);
+        let name = SocketAddr::from_abstract_name(b"mpsd-unit-test").unwrap();
+        let memory = memfd::memfd_create(c"x", memfd::MFdFlags::MFD_CLOEXEC);
         let answers = [
-            thread,
-            map().is_some(),
-            abstract_socket().is_some(),
-            program,
+            std::thread::spawn(|| ()).join().is_ok(),
+            memory.is_ok_and(|file| std::fs::File::from(file).set_len(4096).is_ok()),
+            UnixListener::bind_addr(&name).is_ok(),
+            Command::new("/bin/true")
+                .status()
+                .is_ok_and(|end| end.success()),
             std::net::TcpListener::bind("127.0.0.1:0").is_ok(),
-            nix::sys::eventfd::EventFd::from_value(0).is_ok(),
-            nix::sys::epoll::Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).is_ok(),
+            eventfd::EventFd::from_value(0).is_ok(),
+            epoll::Epoll::new(epoll::EpollCreateFlags::empty()).is_ok(),
             nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).is_ok(),
-            nix::sys::socket::socketpair(
-                nix::sys::socket::AddressFamily::Unix,
-                nix::sys::socket::SockType::SeqPacket,
-                None,
-                nix::sys::socket::SockFlag::empty(),
-            )
-            .is_ok(),
+            socketpair(unix, packets, None, SockFlag::empty()).is_ok(),
         ];
         answers.map(i32::from).to_vec()
     };
@@ -136,7 +106,7 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
     }
     let tried = || {
         vec![
-            code(std::process::Command::new("/bin/true").status()),
+            code(Command::new("/bin/true").status()),
             code(std::net::TcpListener::bind("127.0.0.1:0")),
             code(std::net::UdpSocket::bind("[::1]:0")),
             code(std::os::unix::net::UnixDatagram::unbound()),
@@ -149,8 +119,7 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
             code(std::fs::read("/etc/passwd")),
             write("/dev/null"),
             code(tempfile::tempfile()),
-            nix::sys::signal::kill(nix::unistd::getppid(), None)
-                .map_or_else(|errno| errno as i32, |()| 0),
+            code(nix::sys::signal::kill(nix::unistd::getppid(), None).map_err(Into::into)),
         ]
     };
     let (eperm, eacces) = (libc::EPERM, libc::EACCES);
@@ -159,7 +128,7 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
     ];
     assert_eq!(after(|| nvml_worker().unwrap(), tried), want);
     // Landlock by itself keeps it from executing, too.
-    let execute = || vec![code(std::process::Command::new("/bin/true").status())];
+    let execute = || vec![code(Command::new("/bin/true").status())];
     assert_eq!(after(|| assert!(landlocked().unwrap()), execute), [eacces]);
 }
 

@@ -307,9 +307,12 @@ pub(super) mod tests {
         std::fs::create_dir(place.path().join("real")).unwrap();
         symlink("real", place.path().join("link")).unwrap();
         assert!(dir.open_dir("real").is_ok());
-        assert!(message(dir.open_dir("link")).ends_with("link' is a symbolic link"));
-        let below = Dir::open(&place.path().join("link/below"));
-        assert!(message(below).ends_with("link' is a symbolic link"));
+        for opened in [
+            dir.open_dir("link"),
+            Dir::open(&place.path().join("link/below")),
+        ] {
+            assert!(message(opened).ends_with("link' is a symbolic link"));
+        }
         assert!(message(Dir::open(Path::new("run"))).contains("not an absolute path"));
         assert!(message(Dir::open(Path::new("/run/../etc"))).contains("'..'"));
         for name in ["", ".", "..", "a/b", "a\0b"] {
@@ -329,20 +332,20 @@ pub(super) mod tests {
         assert!(dir.create_dir("pipe", 0o700, owner).unwrap().1);
         assert_eq!(status("pipe"), (owner.0, owner.1, 0o700));
         // The owner opens it to all: closed again, not refused.
-        std::fs::set_permissions(place.path().join("pipe"), PermissionsExt::from_mode(0o777))
-            .unwrap();
+        let pipe = place.path().join("pipe");
+        std::fs::set_permissions(pipe, PermissionsExt::from_mode(0o777)).unwrap();
         assert!(!dir.create_dir("pipe", 0o700, owner).unwrap().1);
         assert_eq!(status("pipe").2, 0o700);
         let other = message(dir.create_dir("pipe", 0o700, (STRANGER + 7, 0)));
-        let why = "belongs to user 54321, not to 54328";
-        assert!(other.contains(why), "{other}");
+        assert!(other.contains("belongs to user 54321, not to 54328"));
         assert_eq!(status("pipe").0, STRANGER, "not given away");
         // What is not a directory is left alone.
         std::fs::write(place.path().join("file"), b"x").unwrap();
         symlink("pipe", place.path().join("link")).unwrap();
-        assert!(message(dir.create_dir("file", 0o700, owner)).ends_with("file' is a regular file"));
-        let link = message(dir.create_dir("link", 0o700, owner));
-        assert!(link.ends_with("link' is a symbolic link"));
+        for name in ["file", "link"] {
+            let made = dir.create_dir(name, 0o700, owner);
+            assert!(matches!(made, Err(FileError::Unfit { .. })), "{name}");
+        }
         // Root's own, under any umask.
         dir.create_dir("jobs", 0o711, (0, 0)).unwrap();
         assert_eq!(status("jobs").2, 0o711);
@@ -370,8 +373,8 @@ pub(super) mod tests {
         write(b"four", 0o600);
         // The file itself may be a link.
         symlink(&victim, place.path().join("record")).unwrap();
-        dir.write("record", b"ours", 0o644, Durability::Placed)
-            .unwrap();
+        let replaced = dir.write("record", b"ours", 0o644, Durability::Placed);
+        replaced.unwrap();
         assert!(dir.read_limited("record", 9).unwrap().is_some());
         assert!(dir.remove_file("record").unwrap());
         assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
@@ -394,14 +397,17 @@ pub(super) mod tests {
         assert_eq!(dir.read_limited("file", 5).unwrap().unwrap(), b"12345");
         assert!(message(dir.read_limited("file", 4)).ends_with("has more than 4 bytes"));
         nix::unistd::mkfifo(&place.path().join("fifo"), Mode::S_IRWXU).unwrap();
-        let fifo = message(dir.read_limited("fifo", 9));
-        assert!(fifo.ends_with("fifo' is a FIFO, not a regular file"));
         symlink("file", place.path().join("link")).unwrap();
-        assert!(message(dir.read_limited("link", 9)).ends_with("link' is a symbolic link"));
         let _socket = std::os::unix::net::UnixListener::bind(place.path().join("socket")).unwrap();
-        assert!(message(dir.read_limited("socket", 9)).ends_with("socket' is a socket"));
         let devices = Dir::open(Path::new("/dev")).unwrap();
-        assert!(message(devices.read_limited("zero", 9)).contains("is a device"));
+        for (dir, name, what) in [
+            (&dir, "fifo", "fifo' is a FIFO, not a regular file"),
+            (&dir, "link", "link' is a symbolic link"),
+            (&dir, "socket", "socket' is a socket"),
+            (&devices, "zero", "is a device, not a regular file"),
+        ] {
+            assert!(message(dir.read_limited(name, 9)).ends_with(what), "{name}");
+        }
     }
 
     #[test]

@@ -210,15 +210,13 @@ const FILES: u64 = 64;
 pub fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;
-    let free = about
-        .blocks_available()
-        .saturating_mul(about.fragment_size());
+    let bytes = |blocks: u64| blocks.saturating_mul(about.fragment_size());
+    let (free, all) = (bytes(about.blocks_available()), bytes(about.blocks()));
     let (files, all_files) = (about.files_available(), about.files());
     // A file system without a number of files says 0 for it.
     let figures = if all_files > 0 && files < FILES {
         format!("{files} of {all_files} inodes")
     } else if free < ROOM {
-        let all = about.blocks().saturating_mul(about.fragment_size());
         format!("{} of {} KiB", free >> 10, all >> 10)
     } else {
         return None;

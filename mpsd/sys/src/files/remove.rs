@@ -251,23 +251,13 @@ mod tests {
         assert!(outside.join("precious").exists());
     }
 
-    /// Makes a chain of `depth` directories, far deeper than any path may be long or descriptors
-    /// many.
     fn deep(at: &Path, depth: usize) {
         std::fs::create_dir(at).unwrap();
         let mut dir = Dir::open(at).unwrap();
         for _ in 0..depth {
-            dir = dir
-                .create_dir("d".repeat(200), 0o755, (STRANGER, STRANGER))
-                .unwrap()
-                .0;
-            openat(
-                dir.as_fd(),
-                "f",
-                OFlag::O_CREAT | OFlag::O_WRONLY,
-                Mode::S_IRUSR,
-            )
-            .unwrap();
+            let made = dir.create_dir("d".repeat(200), 0o755, (STRANGER, STRANGER));
+            dir = made.unwrap().0;
+            dir.create_file("f", 0o400).unwrap();
         }
     }
 
@@ -275,8 +265,7 @@ mod tests {
     fn depth_is_no_bound_and_costs_no_descriptors() {
         let (place, dir) = place();
         deep(&place.path().join("job"), 3000);
-        // The names that the removal would choose are taken, some by entries that cannot be
-        // replaced.
+        // The names that the removal would choose are taken, some by what cannot be replaced.
         std::fs::create_dir_all(place.path().join("job/.mpsd-moved-2/full")).unwrap();
         std::fs::write(place.path().join("job/.mpsd-moved-3"), b"").unwrap();
         let removed = dir.remove_tree("job", bounds()).unwrap();
@@ -301,8 +290,7 @@ mod tests {
         assert!(!place.path().join("job").exists());
     }
 
-    /// Mounts of an administrator or a user's fusermount: on a file, on directories at any depth,
-    /// on a mount, on the tree.
+    /// On a file, on directories at any depth, on a mount, on the tree.
     #[test]
     fn a_mount_is_detached_and_not_entered() {
         use nix::mount::{MsFlags, mount};
@@ -329,7 +317,7 @@ mod tests {
         assert!(outside.join("precious").exists() && outside.join("below").exists());
         // A mount elsewhere of the same directory stays.
         assert!(other.path().join("precious").exists());
-        nix::mount::umount2(other.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+        umount2(other.path(), MntFlags::MNT_DETACH).unwrap();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let own = place.path().display().to_string();
         assert!(!mounts.contains(&own), "{mounts}");
@@ -358,12 +346,12 @@ mod tests {
             let mut spawn = as_stranger("/bin/sh", &["-c", &script]);
             spawn.session = true;
             let mut racer = spawn.start(soon()).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(20 + 17 * round));
+            std::thread::sleep(Duration::from_millis(20 + 17 * round));
             let removed = dir.remove_tree("job", bounds());
             // With its own short-lived children.
             let group = nix::unistd::Pid::from_raw(racer.pid());
             let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
-            racer.wait(Deadline::after_ms(5000)).unwrap();
+            racer.wait(soon()).unwrap();
             removed.unwrap();
             assert!(!tree.exists());
             assert!(outside.join("precious").exists());

@@ -240,6 +240,7 @@ impl Process {
 mod tests {
     use super::*;
     use crate::testing::{STRANGER, alone, as_stranger, outlived_by_a_thread, soon, wait_until};
+    use std::os::unix::fs::MetadataExt;
 
     fn sleeper() -> crate::spawn::Child {
         let mut spawn = as_stranger("/bin/sleep", &["60"]);
@@ -250,10 +251,15 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let line = b"12 (a) b (\n) Z 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0\n";
-        let stat = Stat::parse(line).unwrap();
-        assert_eq!((stat.id.pid, stat.id.start_time), (12, 4711));
-        assert_eq!((stat.state, stat.parent), (State::Defunct, 7));
-        assert_eq!((stat.name.to_str(), stat.threads), (Some("a) b (\n"), 1));
+        let (pid, start_time) = (12, 4711);
+        let stat = Stat {
+            id: ProcessId { pid, start_time },
+            name: "a) b (\n".into(),
+            state: State::Defunct,
+            threads: 1,
+            parent: 7,
+        };
+        assert_eq!(Stat::parse(line), Some(stat));
         assert_eq!(Stat::parse(b"12 (a) Z 7"), None);
         assert_eq!(Stat::parse(b""), None);
     }
@@ -269,35 +275,28 @@ mod tests {
         assert_eq!(process.environment_variable("MAR", 4096), None);
         let file = std::fs::metadata("/bin/sleep").unwrap();
         let exe = process.executable().unwrap();
-        use std::os::unix::fs::MetadataExt;
         assert_eq!((exe.file.device, exe.file.inode), (file.dev(), file.ino()));
         assert!(!process.cgroups().unwrap().is_empty());
         let mut other = process.id();
         other.start_time += 1;
         assert!(other.open().is_none(), "same pid, another process");
-        let text = serde_json::to_string(&process.id()).unwrap();
-        let read: ProcessId = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, process.id());
         assert!(Process::find(-1).is_none() && Process::find(0).is_none());
 
         let table = ProcessTable::scan().unwrap();
         let own = nix::unistd::getpid().as_raw();
-        let is_child = |entry: &stat::Entry| {
-            Some(entry.stat.id) == child.id() && entry.uids.effective == STRANGER
-        };
+        let is_child = |entry: &Entry| entry.stat.id == process.id() && entry.uids == uids;
         assert!(table.children(own).any(is_child));
         assert!(table.of_user(STRANGER).any(is_child));
         assert!(table.descendants(1).into_iter().any(is_child));
 
         assert!(!process.wait_gone(Deadline::after_ms(20)));
         assert!(process.signal(Signal::SIGSTOP));
-        let deadline = Deadline::after_ms(5000);
         wait_until(|| process.state() == Some(State::Stopped));
         assert!(process.signal(Signal::SIGKILL), "though it is stopped");
-        assert!(process.wait_gone(deadline));
+        assert!(process.wait_gone(soon()));
         assert_eq!(process.state(), Some(State::Defunct));
         assert_eq!(process.executable(), None);
-        child.wait(deadline).unwrap();
+        child.wait(soon()).unwrap();
         assert_eq!(process.state(), None);
         assert!(!process.signal(Signal::SIGKILL));
         assert!(process.id().open().is_none());
@@ -311,16 +310,13 @@ mod tests {
         let mut process = child.id().unwrap().open().unwrap();
         process.pidfd = None;
         assert!(!process.wait_gone(Deadline::after_ms(20)));
-        assert!(process.signal(Signal::SIGKILL));
-        assert!(process.wait_gone(Deadline::after_ms(5000)));
-        child.pidfd = None;
-        assert_eq!(child.wait(Deadline::after_ms(5000)), Some(Exit::Signal(9)));
-        assert!(!process.signal(Signal::SIGKILL));
-        assert!(process.wait_gone(Deadline::after_ms(0)));
-        let mut child = sleeper();
         child.pidfd = None;
         assert_eq!(child.wait(Deadline::after_ms(20)), None);
-        assert_eq!(child.kill(Deadline::after_ms(5000)), Some(Exit::Signal(9)));
+        assert!(process.signal(Signal::SIGKILL));
+        assert!(process.wait_gone(soon()));
+        assert_eq!(child.wait(soon()), Some(Exit::Signal(9)));
+        assert!(!process.signal(Signal::SIGKILL));
+        assert!(process.wait_gone(Deadline::after_ms(0)));
         assert!(!child.signal(Signal::SIGTERM));
     }
 
@@ -331,7 +327,6 @@ mod tests {
         let _alone = alone();
         let mut child = outlived_by_a_thread(STRANGER);
         let process = Process::find(child.pid()).unwrap();
-        let deadline = Deadline::after_ms(5000);
         wait_until(|| process.state() == Some(State::Sleeping));
         let exe = process.executable().unwrap();
         assert_eq!(exe.path, std::env::current_exe().unwrap());
@@ -345,8 +340,8 @@ mod tests {
         }
         assert!(!process.wait_gone(Deadline::after_ms(20)));
         assert!(process.signal(Signal::SIGKILL));
-        assert!(process.wait_gone(deadline));
+        assert!(process.wait_gone(soon()));
         assert_eq!(process.state(), Some(State::Defunct));
-        assert_eq!(child.wait(deadline), Some(Exit::Signal(9)));
+        assert_eq!(child.wait(soon()), Some(Exit::Signal(9)));
     }
 }

@@ -277,8 +277,8 @@ pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, 0);
     // SAFETY: the kernel reads as many instructions as the length says, and checks each.
-    Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) })
-        .map(drop)
+    let done = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
+    Errno::result(done).map(drop)
 }
 
 pub(super) fn has_call_filters() -> bool {
@@ -332,8 +332,8 @@ pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(
         sched_priority: priority,
     };
     // SAFETY: the structure lives for the whole call and is only read.
-    Errno::result(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) })
-        .map(drop)
+    let done = unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) };
+    Errno::result(done).map(drop)
 }
 
 /// The scheduling policy of a thread (0: the calling one), with its flag SCHED_RESET_ON_FORK.

@@ -99,9 +99,8 @@ impl Child {
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
         deadline: Deadline,
     ) {
-        let all = others
-            .into_iter()
-            .chain(self.pidfd.as_ref().map(AsFd::as_fd));
+        let own = self.pidfd.as_ref().map(AsFd::as_fd);
+        let all = others.into_iter().chain(own);
         let mut all: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let turn = match self.pidfd {
             Some(_) => deadline,

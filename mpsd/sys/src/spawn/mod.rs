@@ -146,11 +146,11 @@ impl Spawn {
         self.stdout = Some(stdout);
         self.stderr = Some(stderr);
         let mut child = self.start(deadline)?;
-        let exit = child
-            .listen(&mut [&mut out, &mut err], stop, deadline, most)
-            .map_err(|why| RunError::Killed { program, why })?;
+        let end = child.listen(&mut [&mut out, &mut err], stop, deadline, most);
         let (out, err) = (out.bytes, err.bytes);
-        Ok(ChildOutput { exit, out, err })
+        let output = |exit| ChildOutput { exit, out, err };
+        end.map(output)
+            .map_err(|why| RunError::Killed { program, why })
     }
 
     /// One start; the child enters the cgroup by `procs`, if given.

@@ -25,13 +25,6 @@ fn shell(line: &str, change: impl FnOnce(&mut Spawn)) -> (String, Exit) {
     (output.text(), output.exit)
 }
 
-fn killed(error: &RunError) -> Option<KillReason> {
-    match error {
-        RunError::Killed { why, .. } => Some(*why),
-        RunError::Start(_) => None,
-    }
-}
-
 fn stranger(groups: &[u32]) -> Option<Identity> {
     let identity = as_stranger("", &[]).identity?;
     let groups = groups.to_vec();
@@ -42,11 +35,9 @@ fn stranger(groups: &[u32]) -> Option<Identity> {
 fn the_environment_is_exact_and_mask_directory_signals_and_session_are_set() {
     let _alone = alone();
     let env = vec![("ONLY".into(), "this one".into())];
-    let (text, end) = shell("/usr/bin/env; umask; pwd", |s| s.env = env);
-    let own = |line: &&str| !line.starts_with("PWD=") && !line.starts_with("_=");
-    let lines: Vec<_> = text.lines().filter(own).collect();
-    assert_eq!(lines, ["ONLY=this one", "0077", "/"]);
-    assert_eq!(end, Exit::Code(0));
+    let line = "/usr/bin/env | grep -vE '^(PWD|_)='; umask; pwd";
+    let (text, end) = shell(line, |s| s.env = env);
+    assert_eq!((&*text, end), ("ONLY=this one\n0077\n/\n", Exit::Code(0)));
     let blocked = SigSet::from(Signal::SIGTERM);
     blocked.thread_block().unwrap();
     let line = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ps -o sid= -p $$; echo $$";
@@ -70,10 +61,8 @@ fn the_ways_to_end_differ_and_what_cannot_start_says_why() {
         assert_eq!(shell(line, |_| ()).1, end);
     }
     let missing = Spawn::new("/nowhere/program").start(soon()).unwrap_err();
-    assert_eq!(missing.errno(), Some(Errno::ENOENT));
-    let why =
-        "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file or directory";
-    assert_eq!(missing.to_string(), why);
+    let why = "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file";
+    assert!(missing.to_string().starts_with(why), "{missing}");
     let directory = Spawn::new("/etc").start(soon()).unwrap_err();
     assert_eq!(directory.errno(), Some(Errno::EACCES));
     let mut bad = Spawn::new("/bin/sh");
@@ -89,18 +78,15 @@ fn the_identity_is_dropped_and_proved() {
     let _alone = alone();
     let line = "id -u; id -g; id -G; grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status";
     let (text, _) = shell(line, |s| s.identity = stranger(&[54_323, 54_322, 54_323]));
-    let zero = "0000000000000000";
-    let capabilities =
-        format!("CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapAmb:\t{zero}\n");
+    let none = ["Inh", "Prm", "Eff", "Amb"].map(|set| format!("Cap{set}:\t{:016}\n", 0));
     let ids = "54321\n54321\n54321 54322 54323\n";
-    assert_eq!(text, format!("{ids}{capabilities}"));
+    assert_eq!(text, ids.to_owned() + &none.concat());
     let many: Vec<u32> = (60_000..60_200).collect();
     let (text, _) = shell("id -G", |s| s.identity = stranger(&many));
     assert_eq!(text.split_whitespace().count(), 201);
     // None: the caller's groups are gone too.
-    let (text, _) = shell("grep Groups: /proc/self/status", |s| {
-        s.identity = stranger(&[])
-    });
+    let line = "grep Groups: /proc/self/status";
+    let (text, _) = shell(line, |s| s.identity = stranger(&[]));
     assert_eq!(text.trim(), "Groups:");
 }
 
@@ -119,17 +105,11 @@ fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
     // Crossed on purpose: each gets the number that the other has here.
     let (first, second) = (file("first"), file("second"));
     let (one, two) = (first.as_raw_fd(), second.as_raw_fd());
-    let line = format!(
-        "ls /proc/self/fd; head -c9 /proc/self/fd/{one}; echo; head -c9 /proc/self/fd/{two}"
-    );
+    // 0, 1, 2, these two, and ls's own of the directory.
+    let fd = "/proc/self/fd";
+    let line = format!("head -c9 {fd}/{one}; head -c9 {fd}/{two}; ls {fd} | wc -l");
     let (text, _) = shell(&line, |s| s.inherit = vec![(first, two), (second, one)]);
-    let mut lines: Vec<_> = text.lines().collect();
-    let words = lines.split_off(lines.len() - 2);
-    assert_eq!(words, ["second", "first"]);
-    let mut numbers: Vec<i32> = lines.iter().map(|l| l.parse().unwrap()).collect();
-    numbers.retain(|n| ![0, 1, 2, one, two].contains(n));
-    // ls's own descriptor of the directory.
-    assert_eq!(numbers.len(), 1, "{text}");
+    assert_eq!(text, "secondfirst6\n");
 }
 
 #[test]
@@ -186,9 +166,8 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     let (mut report, answer) = Output::pipe().unwrap();
     // As a child whose program lies on a file system that does not answer.
     let child = forked(|| {
-        loop {
-            nix::unistd::pause();
-        }
+        nix::unistd::pause();
+        0
     });
     drop(answer);
     let (pid, began) = (child.pid(), Instant::now());
@@ -241,10 +220,9 @@ fn what_a_program_has_started_ends_with_it() {
     let place = tempfile::NamedTempFile::new().unwrap();
     let line = format!("sleep 600 & echo $! > '{}'; wait", place.path().display());
     let began = Instant::now();
-    let error = run(&line, Deadline::after_ms(300)).unwrap_err();
-    let reason = killed(&error);
-    let late = matches!(reason, Some(KillReason::Late { survivor: None, .. }));
-    assert!(late, "{error}");
+    let error = run(&line, Deadline::after_ms(300)).unwrap_err().to_string();
+    let is_late = error.contains("did not end within") && error.ends_with(" ms");
+    assert!(is_late, "{error}");
     assert!((300..5000).contains(&began.elapsed().as_millis()));
     gone(&std::fs::read_to_string(place.path()).unwrap());
     // It keeps a copy of the pipe.
@@ -260,10 +238,9 @@ fn what_a_program_has_started_ends_with_it() {
 fn a_program_is_killed_as_soon_as_its_caller_has_something_to_read() {
     let _alone = alone();
     let stop = descriptors::holding(b"x").unwrap();
-    let error = sh("sleep 600")
-        .run_unless(Some(stop.as_fd()), soon(), 4096)
-        .unwrap_err();
-    assert_eq!(killed(&error), Some(KillReason::Interrupted), "{error}");
+    let ended = sh("sleep 600").run_unless(Some(stop.as_fd()), soon(), 4096);
+    let error = ended.unwrap_err().to_string();
+    assert!(error.ends_with("something else came first"), "{error}");
 }
 
 #[test]
@@ -279,18 +256,15 @@ fn an_answer_without_end_is_no_answer() {
 
 #[test]
 fn a_program_that_another_user_could_have_put_there_is_not_started() {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::PermissionsExt;
     let _alone = alone();
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("squeue");
     std::fs::write(&program, "#!/bin/sh\necho $0\n").unwrap();
-    let mode =
-        |mode| std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
-    mode(0o775);
-    let error = Spawn::trusted(&program).unwrap_err().to_string();
-    let why = "may be written by group or others";
-    assert!(error.contains(why), "{error}");
-    mode(0o755);
+    let set = |mode| std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
+    set(0o775);
+    assert!(Spawn::trusted(&program).is_err());
+    set(0o755);
     let ended = Spawn::trusted(&program).unwrap().run(soon(), 4096).unwrap();
     let name = program.display().to_string();
     assert_eq!(ended.text().trim(), name, "a script knows its name");
