@@ -124,8 +124,8 @@ fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u
     })
 }
 
-/// Takes the second look at what hung in the driver, after any job of the node, so that nothing
-/// depends on a timer. Not after a step: the scheduler would count our process as the step's.
+/// Takes the second look at what hung in the driver, so that nothing depends on a timer. Not after
+/// a step: the scheduler would count our process as the step's.
 fn look_again(settings: &Settings, submission: &Submission) {
     if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
         return;

@@ -32,7 +32,6 @@ use std::time::Duration;
 
 /// Name in messages.
 pub const NAME: &str = "mps-prologue";
-/// Exit code of everything but success and a refusal.
 const BROKEN: u8 = guard::FAULT;
 const DELAY_STEP: Duration = Duration::from_millis(200);
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
@@ -244,8 +243,7 @@ impl Prologue {
         let mut settings = settings.unwrap_or_else(|| directories_alone(file, &name));
         let is_usual = settings.state_dir == Settings::default().state_dir;
         if file != Path::new(DEFAULT_PATH) && is_usual {
-            // Several nodes may run on this host. The counters in the usual place are another
-            // node's.
+            // The counters in the usual place may be another node's of this host.
             settings.reports.keep = 0;
         }
         let user = find_user(&submission.user).ok();

@@ -17,7 +17,6 @@ pub struct SystemFacts {
     pub scheduler: Scheduler,
     /// What `--help` says beside the name.
     pub title: &'static str,
-    /// The argument vectors that it gives the prologue and the epilogue, for a message.
     pub vectors: [&'static str; 2],
     pub syntax: Syntax,
     /// How its users run a small job, for `mpsctl selftest`.
@@ -37,7 +36,6 @@ pub struct SystemFacts {
 }
 
 impl SystemFacts {
-    /// The failure of a call that this batch system never makes.
     pub fn wrong_vector(&self, input: &Input<'_>) -> Failure {
         let count = input.arguments.len();
         let what = format!("{count} arguments from {}", self.scheduler);
@@ -111,7 +109,6 @@ pub trait BatchSystem: Sync {
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
 }
 
-/// A batch system on this node.
 pub trait Located {
     /// Whether a job may be one of its jobs on this node, by the id alone.
     fn may_own(&self, job: &JobId) -> bool;
@@ -119,11 +116,9 @@ pub trait Located {
     fn whole_ids(&self, _number: &str) -> Vec<String> {
         Vec::new()
     }
-    /// Whether its node's own file of the job is here.
     fn has_file_of(&self, _: &JobId) -> bool {
         false
     }
-    /// What it knows of the jobs on `node`. This may ask the scheduler.
     fn known_jobs(&self, node: &str) -> KnownJobs;
     fn controller(&self, node: &str) -> Box<dyn Controller>;
 }
@@ -149,7 +144,6 @@ pub struct Unattached {
     pub no_way_round: bool,
 }
 
-/// A GPU and the shares that it is offered as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer<'a> {
     pub gpu: &'a Gpu,
@@ -167,7 +161,6 @@ impl Offer<'_> {
         }
     }
 
-    /// A comment about what is not offered.
     fn comment(&self) -> Option<String> {
         let why = match self.replicas {
             Some(_) if self.gpu.mig != Mig::Off => "is in MIG mode".to_owned(),

@@ -35,7 +35,6 @@ pub struct Submission {
     pub scheduler: Scheduler,
     /// Not the job's first node: a Torque sister (`prologue.parallel`), or a later one of OpenPBS.
     pub sister: bool,
-    /// The job, or `JOB.STEP`.
     pub job: JobId,
     /// Slurm's second name for it, which its cgroup may have.
     pub sluid: Option<String>,
@@ -44,13 +43,11 @@ pub struct Submission {
     pub account: Option<Vec<u8>>,
     /// OpenPBS's string resource `mps`; the user's text.
     pub resource: Option<String>,
-    /// Its execution queue under PBS.
     pub queue: Option<String>,
     /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
     /// PBS: its prologue talks to the user's terminal, and any failure aborts it. Slurm: by salloc.
     pub interactive: bool,
-    /// By sbatch.
     pub script: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
@@ -130,13 +127,11 @@ pub struct Location {
     pub exec: Option<PathBuf>,
     /// This node's name in PBS, if it is not the host's.
     pub node: Option<String>,
-    /// As `exec`.
     pub slurm_exec: Option<PathBuf>,
     pub slurm_conf: Option<String>,
 }
 
 impl Location {
-    /// What `settings` and this program's own environment say.
     pub fn of(settings: &Settings) -> Self {
         let slurm_conf = settings.slurm.conf.as_ref();
         let slurm_conf = slurm_conf.map(|path| path.display().to_string());
@@ -153,7 +148,6 @@ impl Location {
 /// A variable of the environment that the scheduler gave us.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// One call of one of our programs.
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
     pub program: Program,
@@ -164,7 +158,6 @@ pub struct Input<'a> {
     pub env: Lookup<'a>,
     pub given: CallOptions,
     pub location: Location,
-    /// Whether standard output is a terminal.
     pub terminal: bool,
 }
 

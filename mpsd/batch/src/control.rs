@@ -11,7 +11,6 @@ pub struct NodeStatus {
     pub reason: Option<String>,
 }
 
-/// What became of a job that was to go back into the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requeued {
     /// Why the scheduler refused: another of the job's nodes was first, or it cannot be requeued.
@@ -20,7 +19,6 @@ pub struct Requeued {
     pub held: bool,
     /// How the line for its user begins: with the number of this failed start, for the next one.
     pub number: Option<String>,
-    /// What failed beside the requeue.
     pub trouble: Option<String>,
 }
 
@@ -36,7 +34,6 @@ pub trait Controller {
     fn not_obeyed(&self, said: &str) -> String {
         format!("the scheduler accepted the order and did nothing ({said})")
     }
-    /// Shows `note` on the node, which stays in service.
     fn remark(&self, _note: &str) -> Result<String, String> {
         Err("this scheduler has no place for it".to_owned())
     }

@@ -36,7 +36,6 @@ impl GpuName {
     }
 }
 
-/// Which GPUs of this node the scheduler gave to the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuSource {
     /// These; never empty.
@@ -83,11 +82,9 @@ impl GpuSource {
 /// Whether the scheduler proves that this job alone holds its GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exclusive {
-    /// It gave them to this job alone.
     GpusAlone,
     /// It lets several jobs share them. The part is this job's of each GPU, if the scheduler says.
     Shared(Option<Part>),
-    /// It does not say.
     Unknown,
 }
 
@@ -116,7 +113,6 @@ impl Part {
 pub struct Devices {
     pub gpus: GpuSource,
     pub exclusive: Exclusive,
-    /// Whether no other job has the node.
     pub whole_node: bool,
     /// Its tasks on this node, for `auto`; none: unknown.
     pub tasks_on_node: Option<u32>,

@@ -20,8 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MOST_ANSWER: usize = 16 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
-/// The usual file systems of one host alone. The numbers are ZFS' and ramfs', which nix lacks
-/// (statfs(2)).
+/// The usual file systems of one host alone. nix lacks ZFS and ramfs (statfs(2)).
 const LOCAL: [FsType; 8] = [
     statfs::EXT4_SUPER_MAGIC,
     statfs::XFS_SUPER_MAGIC,
@@ -54,7 +53,6 @@ impl Answer {
     }
 }
 
-/// What a scheduler's folder may ask of the machine.
 pub trait Host {
     /// A file that only root can have put there, of at most `most` bytes; `None`: there is none.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
@@ -66,13 +64,11 @@ pub trait Host {
         Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The same for the scheduler's own configuration, of any owner: its daemon, which is root,
-    /// obeys the same file.
+    /// The scheduler's own configuration, of any owner: its daemon, which is root, obeys it too.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
     }
 
-    /// The minor number of a character device file.
     fn minor(&self, path: &Path) -> io::Result<u32> {
         let about = std::fs::metadata(path)?;
         if !about.file_type().is_char_device() {
@@ -82,7 +78,6 @@ pub trait Host {
         u32::try_from(minor).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// The names in a directory of root's.
     fn names(&self, dir: &Path) -> io::Result<Vec<OsString>> {
         let entries = std::fs::read_dir(dir)?;
         entries.map(|entry| Ok(entry?.file_name())).collect()

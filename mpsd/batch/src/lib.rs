@@ -71,7 +71,6 @@ pub fn meant(job: &str, location: &Location) -> Result<Vec<JobId>, Refusal> {
     all.map(|id| JobId::parse(&id)).collect()
 }
 
-/// As [`BatchSystem::scheduled_devices`] of the job's own.
 pub fn scheduled_devices(
     job: &JobId,
     env: Lookup<'_>,
@@ -82,7 +81,6 @@ pub fn scheduled_devices(
         .find_map(|system| system.scheduled_devices(job, env, location, host))
 }
 
-/// As [`BatchSystem::late_script`] of the job's own.
 pub fn late_script(job: &JobId, location: &Location) -> Option<String> {
     ALL.into_iter()
         .find_map(|system| system.late_script(job, location))

@@ -29,7 +29,6 @@ pub struct TextHost {
     files: BTreeMap<String, String>,
     answers: BTreeMap<String, Answer>,
     pub ran: RefCell<Vec<String>>,
-    /// Whether other hosts may share its files.
     pub shared: bool,
 }
 

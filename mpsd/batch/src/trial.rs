@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-/// The memory limit that the job asks for. MiB.
 pub const MEMORY_MIB: u64 = 1024;
-/// What it runs: the probe, which tries to allocate twice its limit.
 const PROBE: [&str; 2] = ["--json", "--alloc=2048"];
 
 /// The job of a trial: it asks for half of the threads and [`MEMORY_MIB`].
@@ -12,7 +10,6 @@ const PROBE: [&str; 2] = ["--json", "--alloc=2048"];
 pub struct TrialJob<'a> {
     /// Its own, of 15 bytes at most, as an older PBS wants.
     pub name: &'a str,
-    /// The user's own words for the submitting command.
     pub own: &'a [String],
     pub programs: &'a Path,
     /// The file for its output, if the submitting command does not pass the output on.
@@ -46,9 +43,7 @@ impl CommandLine {
 #[derive(Debug)]
 pub struct Trial {
     pub submits: &'static str,
-    /// Whether this is the answer of that command to `--version`.
     pub is_its: fn(&str) -> bool,
-    /// The request, as the user writes it.
     pub request: &'static str,
     pub submit: fn(&TrialJob<'_>) -> CommandLine,
     /// Asks for the job of this id; `None`: the submitting command waits for the job's end.
@@ -64,8 +59,7 @@ pub struct Trial {
     pub remedy: fn(&str) -> &'static str,
 }
 
-/// The line by which the submitting command did not reach its scheduler. `said`: its lines, joined
-/// by "; ".
+/// The line by which the submitting command did not reach its scheduler. `said`: lines and "; ".
 pub fn unreached(said: &str) -> Option<&str> {
     const WORDS: [&str; 3] = [
         "Munge encode failed",

@@ -93,7 +93,6 @@ impl Cgroup {
         mounts.into_iter().flat_map(both).collect()
     }
 
-    /// Those whose makers were killed.
     pub fn left_behind(base: &Path) -> Vec<PathBuf> {
         let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
         let left = |name: &OsString| {
@@ -184,7 +183,6 @@ impl Cgroup {
         while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
-    /// Sends SIGKILL to every process in it. Stops early at the deadline, without error.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
             // Before Linux 5.14, and on v1.
@@ -307,7 +305,6 @@ mod tests {
     use crate::spawn::Child;
     use crate::testing::{alone, as_stranger, soon, wait_until};
 
-    /// The directory of this run of the tests alone.
     fn base() -> String {
         format!("mpsd-unit-test-{}", std::process::id())
     }

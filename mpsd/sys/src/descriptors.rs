@@ -84,8 +84,7 @@ pub(super) fn write_at(directory: impl AsFd, file: &str, text: &str) -> Result<(
     nix::unistd::write(&fd, text.as_bytes()).map(drop)
 }
 
-/// The first line; `None`: the stream ended, or has more than `most` bytes. ETIMEDOUT at the
-/// deadline.
+/// `None`: the stream ended, or has more than `most` bytes. ETIMEDOUT at the deadline.
 pub fn read_line(
     fd: BorrowedFd<'_>,
     deadline: Deadline,

@@ -112,8 +112,7 @@ pub fn reap_ended() -> Vec<(i32, Exit)> {
     std::iter::from_fn(|| raw::reap(None).ok().flatten()).collect()
 }
 
-/// Ends all processes below this one, by SIGTERM and then SIGKILL. Returns how our children among
-/// them ended.
+/// Ends all processes below this one, by SIGTERM and then SIGKILL. Returns how our children ended.
 pub fn end_descendants() -> Vec<(i32, Exit)> {
     let (polite, patience) = (Deadline::after(GRACE), Deadline::after(GRACE + AFTER_KILL));
     let own = nix::unistd::getpid().as_raw();

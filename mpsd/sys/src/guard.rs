@@ -150,10 +150,8 @@ pub enum AskError {
     /// It hung, or answered without end.
     #[error("the process asked {0}")]
     Killed(KillReason),
-    /// It panicked, or a signal ended it.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
-    /// The process or its pipe could not be made.
     #[error("no process to be had: {0}")]
     NotStarted(Errno),
 }
@@ -265,7 +263,6 @@ struct Relay {
 }
 
 impl Relay {
-    /// A stream that ends in our own descriptor `to`, and the worker's end of it.
     fn to(to: RawFd) -> Result<(Self, OwnedFd), Errno> {
         let (from, theirs) = Output::pipe()?;
         let relay = Self {
@@ -335,8 +332,7 @@ fn complain(bytes: &[u8]) {
     }
 }
 
-/// Whether a write to `to` can hang although poll(2) calls it ready: by its name, so that no server
-/// is asked.
+/// Whether a write can hang although poll(2) calls it ready: by its name, so that no server is asked.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")

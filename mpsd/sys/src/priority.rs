@@ -43,9 +43,8 @@ fn put_first(thread: i32) -> bool {
     !inherited && setpriority_process(Pid::from_raw(thread), FIRST).is_ok()
 }
 
-/// Makes each thread of `process` ordinary again, if possible: SCHED_OTHER, nice 0, every CPU of
-/// its cpuset, an autogroup of nice 0. A user can lower all of these, and SIGKILL then waits for a
-/// turn that never arrives.
+/// Makes each thread of `process` ordinary again, if possible. A user can lower all of these, and
+/// SIGKILL then waits for a turn that never arrives.
 pub fn normalise(process: &Process) {
     let mut everywhere = CpuSet::new();
     for cpu in 0..CpuSet::count() {

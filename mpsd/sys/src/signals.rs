@@ -26,7 +26,6 @@ impl Signals {
         self.fd.as_fd()
     }
 
-    /// The next one that has arrived.
     pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {

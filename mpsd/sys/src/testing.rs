@@ -26,7 +26,6 @@ pub fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
 /// A user that owns nothing on any system.
 pub const STRANGER: u32 = 54_321;
 
-/// A program of that user's.
 pub fn as_stranger(program: &str, words: &[&str]) -> Spawn {
     let mut spawn = Spawn::new(program);
     spawn.args = words.iter().map(Into::into).collect();
@@ -47,8 +46,7 @@ pub fn forked(work: impl FnOnce() -> u8) -> Child {
     }
 }
 
-/// A process of the user `uid`. Its first thread has ended and another sleeps, so `ps` shows it as
-/// defunct.
+/// Its first thread has ended and another sleeps, so `ps` shows it as defunct.
 pub fn outlived_by_a_thread(uid: u32) -> Child {
     let own = nix::unistd::getpid();
     let child = forked(|| {
@@ -77,7 +75,6 @@ pub fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Makes the calling thread a process of this user's.
 pub fn become_user(uid: u32) {
     let uid = rustix::process::Uid::from_raw(uid);
     rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();

@@ -94,7 +94,6 @@ fn read_all(paths: &Paths, remarks: bool) -> Vec<Marker> {
     names.filter_map(read).filter(is_one).collect()
 }
 
-/// A drain of this node that the scheduler does not have yet.
 pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
     of_node(paths, node, false)
 }

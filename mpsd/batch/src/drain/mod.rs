@@ -28,7 +28,6 @@ pub enum Outcome {
 /// What the scheduler's view of a node means for our marker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrainState {
-    /// The scheduler has not got it yet.
     Undelivered,
     /// It stands, ours to the byte.
     Stands,
@@ -36,7 +35,6 @@ pub enum DrainState {
     Over(String),
 }
 
-/// A node in its scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place<'a> {
     pub scheduler: Scheduler,
@@ -156,13 +154,12 @@ pub struct Cause<'a> {
     /// As in `job 12`.
     pub jobs: &'a str,
     pub fault: &'a Fault,
-    /// As in the [`Marker`].
     pub gpus: Vec<String>,
     pub of: Option<usize>,
 }
 
-/// Drains the node for `cause` and remembers it, until the timer if the drain cannot be delivered.
-/// Returns a line for the log, and whether the scheduler has it.
+/// Drains the node for `cause`, now or by the timer. Returns a line for the log, and whether the
+/// scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
@@ -269,8 +266,7 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     })
 }
 
-/// Lifts the drain of `marker` and forgets it, unless it is another's. The caller has checked the
-/// node.
+/// Lifts the drain of `marker`, unless it is another's. The caller has checked the node.
 pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
     let before = controller.status()?;
     if before.drained {

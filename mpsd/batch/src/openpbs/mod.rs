@@ -43,7 +43,6 @@ impl BatchSystem for OpenPbs {
         &FACTS
     }
 
-    /// 3 arguments are our hook's.
     fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
         arguments == 3
     }
@@ -150,8 +149,7 @@ impl BatchSystem for OpenPbs {
     }
 }
 
-/// The file that the hook pbs_cgroups writes in execjob_begin and deletes in execjob_end (source:
-/// pbs_cgroups.PY), and its text.
+/// The file of the hook pbs_cgroups, there from execjob_begin to execjob_end (pbs_cgroups.PY).
 fn file_of_cgroups(
     job: &JobId,
     location: &Location,
@@ -163,8 +161,7 @@ fn file_of_cgroups(
     (path, text)
 }
 
-/// The value of its line `CUDA_VISIBLE_DEVICES=<UUID,…>`. The hook escapes commas for the mom's
-/// variable list.
+/// Of its line `CUDA_VISIBLE_DEVICES=<UUID,…>`. The hook escapes commas.
 fn devices_of_cgroups(text: &str) -> Option<String> {
     let mut lines = text.lines().map(str::trim);
     let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
@@ -311,8 +308,7 @@ fn count<'t>(resource: &str, parts: impl IntoIterator<Item = &'t str>) -> u32 {
     counts.fold(0, u32::saturating_add)
 }
 
-/// The sum of `mpiprocs` of the chunks on this node. `None`: a chunk has none, or PBS placed other
-/// chunks than those asked for.
+/// The sum of `mpiprocs` of the chunks here. `None`: one has none, or PBS placed other chunks.
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     let mut asked = Vec::new();
     for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {

@@ -43,8 +43,7 @@ impl Paragraph {
 }
 
 impl<'h> PbsNode<'h> {
-    /// By `name`, then by the host's own name, whole and up to its first dot: Torque wants the
-    /// exact name.
+    /// Torque wants the exact name: `name`, or the host's own, whole or up to its first dot.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
         let short = own.split('.').next().unwrap_or_default();
@@ -58,8 +57,7 @@ impl<'h> PbsNode<'h> {
         Self { host, pbs, names }
     }
 
-    /// Whether the server gives the whole node to one job or reservation, by its `place` or by the
-    /// `sharing` of a vnode.
+    /// By the `place` of a job or reservation, or by the `sharing` of a vnode.
     pub fn is_exclusive(&self) -> bool {
         let is_so = |node: Paragraph| node.has("job-exclusive") || node.has("resv-exclusive");
         self.find().is_ok_and(is_so)
@@ -84,8 +82,7 @@ impl<'h> PbsNode<'h> {
         Err(last)
     }
 
-    /// Sets the job's comment, which `qstat -f` shows. Only an operator may
-    /// (docs/facts/pbs.md#results-of-a-prologue).
+    /// `qstat -f` shows it. Only an operator may (docs/facts/pbs.md#results-of-a-prologue).
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
@@ -160,7 +157,6 @@ impl Controller for PbsNode<'_> {
 }
 
 impl Located for Installation {
-    /// The ids of a PBS have a server's name in them.
     fn may_own(&self, job: &JobId) -> bool {
         let is_number = job.as_str().chars().all(|c| c.is_ascii_digit() || c == '.');
         self.is_here() && !is_number

@@ -65,7 +65,6 @@ impl Installation {
         }
     }
 
-    /// Runs a command of the PBS, from the first of its directories that has it.
     pub fn run(
         &self,
         name: &str,
@@ -140,7 +139,6 @@ impl Installation {
         [&torques, job.as_str()].map(|name| self.jobs().join(format!("{name}.JB")))
     }
 
-    /// A job that this mom runs beside `job`, by its own files.
     pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {
         let (own, dir) = (self.job_files(job), self.jobs());
         let unread = |why| format!("cannot read '{}': {why}", dir.display());

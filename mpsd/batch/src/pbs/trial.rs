@@ -28,7 +28,6 @@ pub const QSUB_OF_OPENPBS: Trial = Trial {
     },
 };
 
-/// `place`: the words that ask for one GPU.
 fn qsub(job: &TrialJob<'_>, place: &[&str]) -> CommandLine {
     let (account, own) = account(job.own);
     let account = account.map_or(String::new(), |own| own + ",") + QSUB_REQUEST;

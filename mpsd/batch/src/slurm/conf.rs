@@ -44,7 +44,6 @@ impl Conf {
         Ok(Self { file, lines })
     }
 
-    /// The lines of the file `name` in the same directory; none if there is no file.
     pub fn beside(&self, name: &str, host: &dyn Host) -> Result<Vec<Line>, String> {
         read(&self.file.with_file_name(name), host).map(Option::unwrap_or_default)
     }
@@ -109,7 +108,6 @@ impl Line {
         own.is_some_and(|own| own.eq_ignore_ascii_case(value))
     }
 
-    /// Whether this is the key of the first word.
     pub fn is_about(&self, key: &str) -> bool {
         let first = self.words.first();
         first.is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
@@ -126,7 +124,6 @@ impl Line {
     }
 }
 
-/// A switch as Slurm reads it.
 pub fn is_on(value: &str) -> bool {
     let words = ["yes", "true", "on", "1", "up"];
     words.iter().any(|word| value.eq_ignore_ascii_case(word))
@@ -171,8 +168,7 @@ fn collect(
     Ok(Some(all))
 }
 
-/// Lines without comments, those that end with a backslash put together; each with its first
-/// number.
+/// Lines without comments, joined behind a backslash, with their numbers.
 fn joined(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

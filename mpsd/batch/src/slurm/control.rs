@@ -31,7 +31,6 @@ impl Controller for SlurmNode {
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
     }
 
-    /// Another's reason is never overwritten.
     fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String> {
         if let Some(other) = memo {
             return Err(format!("it has another reason ('{other}')"));
@@ -137,8 +136,7 @@ impl Controller for SlurmNode {
         self.write_comment(&own, users)
     }
 
-    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: in a job's name it can
-    /// end only that job.
+    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures); in a name it ends only that job.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -159,7 +157,6 @@ const SHOWN_COMMENT: usize = 1024;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
-    /// It is not back in the queue yet.
     runs: bool,
     restarts: u32,
     /// `None`: squeue does not show it whole, in one line.
@@ -246,7 +243,6 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     })
 }
 
-/// Where our part of a comment begins.
 fn of_ours(comment: &str) -> usize {
     match comment.starts_with(OURS) {
         true => 0,

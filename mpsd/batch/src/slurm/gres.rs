@@ -19,7 +19,6 @@ pub struct Gres {
     pub list: List,
     /// Whether a task can open only its own GPUs; `None`: not known.
     pub confined: Option<bool>,
-    /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
     /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env` and the like).
     pub unnamed: bool,
@@ -34,13 +33,11 @@ pub struct Gres {
     /// Without gres/mps or gres/shard, its variable in a step is the user's own.
     pub has_mps: bool,
     pub has_shards: bool,
-    /// The shards of the node's GPUs together.
     pub shards: u32,
     /// The shards of each GPU; `None`: none, or not the same number.
     pub shards_of_each: Option<u32>,
 }
 
-/// What slurm.conf grants to a node.
 #[derive(Debug, Default)]
 struct Granted<'l> {
     /// A count for each type of GPU.
@@ -169,8 +166,7 @@ fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Re
     })
 }
 
-/// For each kind that slurm.conf grants, the files of its lines, up to its count. Any line fits a
-/// kind without a type.
+/// For each kind that slurm.conf grants, the files of its lines, up to its count.
 fn merged(
     granted: &[(Option<&str>, usize)],
     lines: &[&Line],

@@ -63,7 +63,6 @@ impl Installation {
         }
     }
 
-    /// Whether the site names a directory without Slurm's commands.
     pub fn is_named_wrong(&self) -> bool {
         self.is_named && !has_commands(&self.commands)
     }
@@ -122,7 +121,6 @@ fn has_commands(dir: &Path) -> bool {
     dir.join("scontrol").exists()
 }
 
-/// Each once.
 pub fn directories() -> Vec<PathBuf> {
     let side_by_side = SIDE_BY_SIDE.iter().flat_map(|dir| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -142,7 +140,6 @@ pub fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// The part that a plugin depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, derive_more::Display)]
 #[display("{major:02}.{minor:02}")]
 pub struct Release {

@@ -224,7 +224,9 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         (true, false) => GpuSource::Listed(names),
         (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         // A prolog is told devices of one type only; whole GPUs and MIG devices are two types.
-        (_, true) => match all_places(input, node) {
+        (_, true) => match GpuName::parse_list(&listed())
+            .and_then(|told| all_of(&allocation(input, node)?, &told))
+        {
             Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
             Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
             Ok(all) => {
@@ -382,11 +384,6 @@ fn places(list: &str) -> Option<Vec<u32>> {
         places.extend(first..=last.min(first.saturating_add(MOST)));
     }
     Some(places)
-}
-
-fn all_places(input: &Input<'_>, node: &str) -> Result<Vec<GpuName>, String> {
-    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default())?;
-    all_of(&allocation(input, node)?, &told)
 }
 
 /// The job's places in the list of GPUs, which must include those that the prolog was told.

@@ -34,7 +34,6 @@ pub struct Number {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum List {
     Files(Vec<DeviceFile>),
-    /// GPUs that the scheduler found by itself.
     Found {
         count: usize,
         order: Order,
@@ -70,7 +69,6 @@ fn file_of<'l>(list: &'l Listed<'_>, gpu: &Gpu) -> Option<&'l DeviceFile> {
 }
 
 impl Numbers {
-    /// The job's GPUs, in the scheduler's order.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
         let given = |number| given(number, &list, inventory);
@@ -220,8 +218,7 @@ fn given<'a>(
     }
 }
 
-/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, so
-/// the job's own must come first.
+/// CUDA counts a task's own GPUs and those that are not listed, so the job's own must come first.
 fn confined<'a>(
     own: Vec<&'a Gpu>,
     list: &Listed<'_>,

@@ -51,7 +51,6 @@ impl Slurmd {
         found.into_iter().next()
     }
 
-    /// Without the children that a daemon forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
         let all = table.iter().map(|entry| &entry.stat);
@@ -128,8 +127,7 @@ impl Slurmd {
         conf.filter(|path| open_trusted(path).is_ok())
     }
 
-    /// Why we do not read the slurm.conf that it was started with; `None` too if the commands read
-    /// that file anyway.
+    /// Why we do not read its slurm.conf; `None` too if the commands read that file anyway.
     pub fn untrusted(&self, host: &dyn Host) -> Option<String> {
         let named = self.named_conf.as_ref()?;
         let error = open_trusted(named).err()?;
@@ -247,7 +245,6 @@ fn options(arguments: &[String]) -> Vec<(&str, Option<&str>)> {
     found
 }
 
-/// The value of the last such option.
 fn option(arguments: &[String], name: &str) -> Option<String> {
     let mut values = options(arguments).into_iter();
     let of_it = values.rfind(|(own, value)| *own == name && value.is_some());
@@ -260,7 +257,6 @@ fn dynamic(arguments: &[String]) -> Option<String> {
     is_dynamic.then(|| option(arguments, "conf").unwrap_or_default())
 }
 
-/// The absolute path of a slurm.conf among the texts of a program.
 fn path_in(bytes: &[u8]) -> Option<PathBuf> {
     let texts = bytes.split(|byte| *byte == 0);
     let mut paths = texts.filter(|text| text.starts_with(b"/") && text.ends_with(b"/slurm.conf"));

@@ -19,6 +19,10 @@ fn environment<'e>(more: &[(&'e str, &'e str)]) -> Vec<(&'e str, &'e str)> {
     [&IDENTITY[..], &place, more].concat()
 }
 
+fn files(conf: &str, gres: &str) -> TextHost {
+    TextHost::default().file(CONF, conf).file(GRES, gres)
+}
+
 fn places(devices: &Devices) -> Vec<u32> {
     match &devices.gpus {
         GpuSource::Numbered(numbers) => numbers.numbers.iter().map(|number| number.place).collect(),
@@ -41,9 +45,7 @@ fn slurm_prolog_epilog_and_step() {
     assert_eq!((s.job.as_str(), s.step), ("47", false));
     assert_eq!(s.user, UserRef::Uid(1000));
     assert_eq!(s.node.as_deref(), Some("n1"));
-    call.host = TextHost::default()
-        .file(CONF, "GresTypes=gpu\n")
-        .file(GRES, "Name=gpu File=/dev/nvidia0\n");
+    call.host = files("GresTypes=gpu\n", "Name=gpu File=/dev/nvidia0\n");
     let d = call.devices();
     assert_eq!(places(&d), [1, 2]);
     assert_eq!(d.exclusive, Exclusive::GpusAlone);
@@ -52,7 +54,7 @@ fn slurm_prolog_epilog_and_step() {
         ("gresTypes=gpu,Shard # both\n", ""),
         ("GresTypes=gpu\n", "Name=mps Count=100\n"),
     ] {
-        call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
+        call.host = files(conf, gres);
         assert_eq!(call.devices().exclusive, Exclusive::Unknown, "{conf}");
     }
 
@@ -87,9 +89,8 @@ fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
             ("SLURM_STEP_ID", "0"),
         ]);
         let mut call = Call::new(Program::Prologue, &[], &env);
-        call.host = TextHost::default()
-            .file(CONF, "GresTypes=gpu\nNodeName=n[1-4] Gres=gpu:6\n")
-            .file(GRES, &format!("AutoDetect=nvml\n{gres}"));
+        let conf = "GresTypes=gpu\nNodeName=n[1-4] Gres=gpu:6\n";
+        call.host = files(conf, &format!("AutoDetect=nvml\n{gres}"));
         match call.devices().gpus {
             GpuSource::Listed(names) => {
                 assert_eq!(names, [GpuName::Uuid("MIG-abc".into())]);
@@ -143,10 +144,8 @@ impl Case {
         let mut call = Call::new(Program::Prologue, &[], &env);
         let nodes = format!("NodeName=n[1-4] Gres={}\n", self.granted);
         let nodes = format!("NodeName=DEFAULT CPUs=8\n{nodes}");
-        call.host = TextHost::default()
-            .file(CONF, &format!("{task}GresTypes=gpu\n{nodes}"))
-            .file("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
-            .file(GRES, self.gres);
+        call.host = files(&format!("{task}GresTypes=gpu\n{nodes}"), self.gres)
+            .file("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n");
         let GpuSource::Numbered(numbers) = call.devices().gpus else {
             panic!("numbers expected");
         };
@@ -214,12 +213,10 @@ fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
     ]);
     let mut call = Call::new(Program::Prologue, &[], &env);
     let gres = "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n";
-    let conf = TextHost::default().file(CONF, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n");
-    call.host = conf.file(GRES, gres);
-    let GpuSource::Unknown(why) = call.devices().gpus else {
-        panic!("one type's GPUs are taken for all");
-    };
-    assert!(why.contains("one type only"), "{why}");
+    call.host = files("NodeName=n1 Gres=gpu:a:1,gpu:b:1\n", gres);
+    let gpus = call.devices().gpus;
+    let is_refused = |why: &str| why.contains("one type only");
+    assert!(matches!(&gpus, GpuSource::Unknown(why) if is_refused(why)));
 }
 
 #[test]
@@ -266,8 +263,8 @@ fn gpus_that_slurm_finds_by_itself() {
     bus.cuda("GPU-00000002").is_refused(&["GPU-00000002"]);
     // Two of four, and nothing says which, unless Slurm does.
     let some = bus.granted("gpu:2");
-    let why = some.gpus(CONFINED, &node(SITE.minors)).unwrap_err();
-    assert!(why.contains("line 1"), "{why}");
+    let refused = |case: &Case| case.gpus(CONFINED, &node(SITE.minors)).unwrap_err();
+    assert!(refused(&some).contains("line 1"));
     let said = some.cuda("GPU-00000003");
     assert_eq!(said.gpus(CONFINED, &node(SITE.minors)), Ok(vec![3]));
     some.gres("AutoDetect=nvml\nName=gpu File=/dev/nvidia[2-3]\n")
@@ -277,13 +274,11 @@ fn gpus_that_slurm_finds_by_itself() {
         .is(&[1], &[1]);
     // Slurm looks for the words, not for one word. Under 'full' either plugin may have found them.
     SITE.gres("AutoDetect=NVML,nvidia\n").is(&[1], &[1]);
-    let either = SITE.gres("AutoDetect=full\n");
-    let why = either.gpus(CONFINED, &node(SITE.minors)).unwrap_err();
+    let why = refused(&SITE.gres("AutoDetect=full\n"));
     assert!(why.contains("line 1") && why.contains("differ"), "{why}");
-    let sorted = SITE
-        .minors(&[0, 1, 2, 3])
-        .gres("AutoDetect=full\nName=gpu File=/dev/nvidia[0-3]\n");
-    sorted.is(&[1], &[1]);
+    let sorted = SITE.minors(&[0, 1, 2, 3]);
+    let either = "AutoDetect=full\nName=gpu File=/dev/nvidia[0-3]\n";
+    sorted.gres(either).is(&[1], &[1]);
     // Tasks that get UUIDs too use the GPUs of those.
     said.gres("AutoDetect=nvml\nName=gpu Flags=nvidia_gpu_env,env_uuid\n")
         .is(&[3], &[3]);
@@ -292,8 +287,7 @@ fn gpus_that_slurm_finds_by_itself() {
 #[test]
 fn a_dynamic_nodes_words_are_its_line() {
     let text = "GresTypes=gpu\nTaskPlugin=task/cgroup\nNodeName=n2 Gres=gpu:1\n";
-    let host = TextHost::default().file(CONF, text);
-    let host = host.file(GRES, "Name=gpu File=/dev/nvidia[0-1]\n");
+    let host = files(text, "Name=gpu File=/dev/nvidia[0-1]\n");
     let conf = Conf::find(Some(CONF.as_ref()), &host).unwrap();
     let read = |words: Option<&str>| Gres::of(&conf, "n1", words, &host).unwrap();
     let none = read(None);
@@ -314,8 +308,7 @@ fn beside_a_divided_gpu_a_number_is_no_guess() {
     // MIG devices have places in Slurm's own list, which is then longer than the list of GPUs.
     let found = SITE.gres("AutoDetect=nvml\n").granted("gpu:6");
     for task in [CONFINED, FREE] {
-        let why = found.gpus(task, &divided).unwrap_err();
-        assert!(why.contains("certain"), "{why}");
+        assert!(found.gpus(task, &divided).unwrap_err().contains("certain"));
     }
 }
 
@@ -323,15 +316,21 @@ fn beside_a_divided_gpu_a_number_is_no_guess() {
 fn an_unreadable_file_is_no_guess() {
     let whole = node(SITE.minors);
     let lost = SITE.gres("Name=gpu File=/dev/nvidia\n");
-    let why = lost.gpus(CONFINED, &whole).unwrap_err();
-    assert!(why.contains("/dev/nvidia"), "{why}");
+    assert!(
+        lost.gpus(CONFINED, &whole)
+            .unwrap_err()
+            .contains("/dev/nvidia")
+    );
     // The task can open every GPU: the number is CUDA's under any list.
     assert_eq!(lost.gpus(FREE, &whole), Ok(vec![1]));
     let mut mixed = node(SITE.minors);
     mixed.gpus[0].name = "NVIDIA A100".to_owned();
     // CUDA counts the faster GPUs first, and does not say which ones those are.
-    let why = SITE.gpus(FREE, &mixed).unwrap_err();
-    assert!(why.contains("CUDA would open"), "{why}");
+    assert!(
+        SITE.gpus(FREE, &mixed)
+            .unwrap_err()
+            .contains("CUDA would open")
+    );
     assert_eq!(SITE.gpus(CONFINED, &mixed), Ok(vec![3]));
     for gres in [
         "Name=gpu MultipleFiles=/dev/nvidia[0-1]\n",
@@ -404,7 +403,7 @@ fn a_part_is_told_where_each_gpu_has_as_many_shards_and_no_word_of_the_users_is_
         let step = [("SLURM_STEP_ID", "3"), ("SLURM_STEP_GPUS", "0")];
         let env = environment(&[words, &step].concat());
         let mut call = Call::new(Program::Prologue, &[], &env);
-        call.host = TextHost::default().file(CONF, conf).file(GRES, gres);
+        call.host = files(conf, gres);
         call.devices().exclusive
     };
     let part = |own, all| {

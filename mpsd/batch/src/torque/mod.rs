@@ -59,7 +59,6 @@ impl BatchSystem for Torque {
         &FACTS
     }
 
-    /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 an epilogue before Torque 5.
     fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
         matches!(arguments, 7..=11)
     }
@@ -72,7 +71,8 @@ impl BatchSystem for Torque {
         if !known.contains(&input.arguments.len()) {
             return Err(FACTS.wrong_vector(input));
         }
-        let sister = is_sister(input);
+        let is_first = matches!(input.number("PBS_NODENUM"), None | Some(0));
+        let sister = input.given.sister || !is_first;
         let mother = (input.env)("PBS_MSHOST").filter(|host| !host.is_empty() && !sister);
         Ok(Submission {
             scheduler: self.scheduler(),
@@ -94,9 +94,12 @@ impl BatchSystem for Torque {
         let wanted = resources(input);
         let here = submission.node.clone().unwrap_or_else(|| host.name());
         let unasked = "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)";
-        let gpus = match gpu_file(input) {
+        let gpus = match node_file(input) {
             _ if !asks_for_gpus(&wanted) => GpuSource::Unknown(unasked.to_owned()),
-            Some(path) if !submission.sister => from_file(&path, &here, host),
+            // The environment has no PBS_GPUFILE, but the file exists already (recorded).
+            Some(nodes) if !submission.sister => {
+                from_file(Path::new(&format!("{nodes}gpu")), &here, host)
+            }
             _ => from_qstat(submission, input, &here, host),
         };
         let exclusive = match &gpus {
@@ -216,22 +219,17 @@ impl BatchSystem for Torque {
     }
 }
 
-fn is_sister(input: &Input<'_>) -> bool {
-    input.given.sister || !matches!(input.number("PBS_NODENUM"), None | Some(0))
-}
-
 /// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if
 /// the user named the nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
-    let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
-    let text = file.and_then(|path| host.text(Path::new(&path), MOST_NODE_FILE).ok()?);
+    let read = |path: String| host.text(Path::new(&path), MOST_NODE_FILE).ok()?;
+    let text = node_file(input).and_then(read);
     let names = text.iter().flat_map(|text| text.lines()).map(str::trim);
     let names = names.filter(|name| !name.is_empty() && !name.starts_with('-'));
     names.map(str::to_owned).collect()
 }
 
-/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and 1 if the user
-/// named the nodes.
+/// `PBS_NUM_PPN` is the first number of a request, and 1 if the user named the nodes.
 fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
     let tasks = nodes_of_tasks(input, host);
     let here = tasks.iter().filter(|name| same_node(name, here)).count();
@@ -265,10 +263,8 @@ fn shares_gpus(resources: &str) -> bool {
     })
 }
 
-/// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
-fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
-    let nodes = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'))?;
-    Some(PathBuf::from(format!("{nodes}gpu")))
+fn node_file(input: &Input<'_>) -> Option<String> {
+    (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'))
 }
 
 fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
@@ -344,11 +340,9 @@ pub fn installation(location: &Location, host: &dyn Host) -> Installation {
 
 /// `$prologalarm` if the mom's configuration does not set it.
 pub const ALARM_S: u64 = 300;
-/// How much earlier the mom kills if the alarm is longer than this (recorded: 15 kills at 5 s, the
-/// default of 300 at 290).
+/// How much earlier the mom kills if the alarm is longer than this (recorded: 15 kills at 5 s).
 pub const EARLY_S: u64 = 10;
 
-/// When the mom kills a prologue or an epilogue.
 pub fn time_limit(pbs: &Installation, host: &dyn Host) -> Duration {
     let config = host.text(&pbs.mom_config(), MOST_CONF).ok().flatten();
     let alarm = config.and_then(|config| prolog_alarm(&config));

@@ -26,7 +26,6 @@ pub enum Starter {
     Foreign(PathBuf),
     /// `$job_starter_run_privileged` is not surely off: a starter would run every task as root.
     Privileged {
-        /// The starter is ours, which then runs nothing.
         ours: bool,
     },
     Unread(String),
@@ -59,7 +58,6 @@ pub fn may_run_as_root(pbs: &Installation, host: &dyn Host) -> Option<PathBuf> {
     (!safe).then(|| pbs.mom_config())
 }
 
-/// Whether a line of this configuration makes `starter` the mom's, in any spelling.
 pub fn names(config: &str, starter: &Path) -> bool {
     let first = |value: &str| value.split_whitespace().next().map(PathBuf::from);
     values(config, STARTER).any(|value| first(value).as_deref() == Some(starter))
@@ -151,8 +149,7 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     })
 }
 
-/// The command that makes the mom read its configuration again; `None`: `starter` is in force, or
-/// no mom runs.
+/// The command for the mom to read its configuration; `None`: `starter` is in force, or no mom runs.
 pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
@@ -192,8 +189,7 @@ fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
 }
 
 /// The starter in a line of the mom's log, `DATE;CODE;   pbs_mom.PID;CLASS;jobstarter;PATH`; empty
-/// for `process_hup;reset`, before the mom reads its file again (Torque 6.1, mom_main.c and
-/// parse_config.c). Older moms write no pid.
+/// for `process_hup;reset` (Torque 6.1, mom_main.c, parse_config.c). Older moms write no pid.
 fn starter_in(line: &[u8], pid: i32) -> Option<String> {
     let line = String::from_utf8_lossy(line);
     let [_, _, mom, _, function, text] = line.splitn(6, ';').collect::<Vec<_>>()[..] else {

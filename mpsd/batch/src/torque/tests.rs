@@ -44,9 +44,9 @@ const SISTER_ENV: [(&str, &str); 5] = [
 ];
 const GPU_FILE: &str = "/var/spool/torque/aux//0.vmgpu";
 
-fn with_named_nodes<const N: usize>(
-    env: [(&'static str, &'static str); N],
-) -> [(&'static str, &'static str); N] {
+type Variable = (&'static str, &'static str);
+
+fn with_named_nodes<const N: usize>(env: [Variable; N]) -> [Variable; N] {
     env.map(|(name, value)| match name {
         "PBS_NUM_NODES" => (name, "0"),
         "PBS_NUM_PPN" => (name, "1"),
@@ -100,8 +100,8 @@ fn the_mom_gives_a_job_the_numbers_of_its_own_gpu_file() {
 fn tasks_are_counted_if_the_user_named_the_nodes() {
     let env = with_named_nodes(ENV);
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &env);
-    call.host =
-        TextHost::default().file("/var/spool/torque/aux//0.vm", "nodea\nnodea\nvm\nvm\nvm\n");
+    let nodes = "nodea\nnodea\nvm\nvm\nvm\n";
+    call.host = TextHost::default().file("/var/spool/torque/aux//0.vm", nodes);
     assert_eq!(call.devices().tasks_on_node, Some(3));
     let env = with_named_nodes(SISTER_ENV);
     let sister = Call::new(Program::Prologue, &PROLOGUE, &env);
@@ -131,7 +131,7 @@ fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
     let s = call.read().unwrap();
     // PBS_MSHOST is another node.
     assert_eq!((s.sister, s.node), (true, None));
-    let status = "Job Id: 0.vm\n    Job_Name = job1\n    exec_gpus = nodea-gpu/0+nodea-gpu/1+\n\tnodeb-gpu/1+nodeb-gpu/3\n    interactive = False\n";
+    let status = "Job Id: 0.vm\n    exec_gpus = nodea-gpu/0+nodea-gpu/1+\n\tnodeb-gpu/1+nodeb-gpu/3\n    interactive = False\n";
     let forged = format!("{status}    Variable_List = A=\n    exec_gpus = nodeb-gpu/0\n");
     let own = GpuSource::Listed(vec![GpuName::Index(1), GpuName::Index(3)]);
     for (code, text, known) in [

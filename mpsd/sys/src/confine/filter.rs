@@ -83,7 +83,6 @@ pub(super) enum FilteredProgram {
     Worker(u32),
 }
 
-/// The filter; what it denies fails with EPERM.
 pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     let mut denied = [&OTHERS[..], &SURROUNDINGS, &KERNEL].concat();
     let mut all = vec![
@@ -123,7 +122,6 @@ pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     all
 }
 
-/// Allows a call with this first argument alone.
 fn only(call: i64, first: u32) -> [sock_filter; 5] {
     [
         skip_unless(libc::BPF_JEQ, number(call), 4),
@@ -152,7 +150,6 @@ fn skip_if(compare: u32, k: u32, count: u8) -> sock_filter {
     instruction(libc::BPF_JMP | compare | libc::BPF_K, count, 0, k)
 }
 
-/// Leaves them out if it does not.
 fn skip_unless(compare: u32, k: u32, count: u8) -> sock_filter {
     instruction(libc::BPF_JMP | compare | libc::BPF_K, 0, count, k)
 }
@@ -172,7 +169,6 @@ mod tests {
 
     use super::*;
 
-    /// What `program` decides for a call with this first argument.
     fn verdict(program: &[sock_filter], architecture: u32, call: u32, first: u32) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {

@@ -18,11 +18,9 @@ const MOST_OF_LIST: usize = 16 << 20;
 const NONE: Option<&str> = None;
 /// The lock of who makes a directory a private mount.
 const PRIVATE: &str = ".private";
-const BIND: &str = "make a mount of";
 const FULL: &str = "find room in each mount namespace (fs.mount-max) for a mount over";
 
-/// Whether this kernel or site gives root no mounts at all, as in most containers. No ordinary user
-/// can cause it.
+/// Whether root gets no mounts here at all, as in most containers. No ordinary user can cause it.
 pub fn has_no_mounts(error: &FileError) -> bool {
     let none = [Errno::EPERM, Errno::ENOSYS, Errno::ENODEV];
     error.errno().is_some_and(|errno| none.contains(&errno))
@@ -56,8 +54,8 @@ impl Dir {
     fn make_mount(&self) -> Result<(), FileError> {
         if !Self::open(&self.path)?.make_private()? {
             let own = name_of(self);
-            mount(Some(&*own), &*own, NONE, MsFlags::MS_BIND, NONE)
-                .map_err(self.cannot_mount(BIND))?;
+            let mounted = mount(Some(&*own), &*own, NONE, MsFlags::MS_BIND, NONE);
+            mounted.map_err(self.cannot_mount("make a mount of"))?;
             Self::open(&self.path)?.make_private()?;
         }
         Ok(())

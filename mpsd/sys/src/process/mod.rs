@@ -57,10 +57,8 @@ impl ProcessWatch {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
-    /// The letter of its state, as `ps` shows it.
     pub state: char,
-    /// The symbols on its kernel stack, innermost first (`[<0>] fuse_simple_request+0x…`); may be
-    /// hidden.
+    /// Of the kernel, innermost first (`[<0>] fuse_simple_request+0x…`); may be hidden.
     pub stack: String,
 }
 

@@ -96,7 +96,6 @@ pub struct Uids {
     pub effective: u32,
 }
 
-/// A file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
     pub device: u64,
@@ -176,7 +175,6 @@ impl ProcessTable {
         self.iter().filter(move |entry| entry.stat.parent == parent)
     }
 
-    /// Children, their children and so on, parents first.
     pub fn descendants(&self, ancestor: i32) -> Vec<&Entry> {
         let mut found: Vec<&Entry> = self.children(ancestor).collect();
         let mut at = 0;

@@ -229,7 +229,6 @@ pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Empties the ambient, inheritable, permitted and effective capability sets, and proves it.
 pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),

@@ -93,7 +93,6 @@ impl Child {
         self.try_wait()
     }
 
-    /// Waits until it has ended, one of `others` is readable, or the deadline.
     pub(crate) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,

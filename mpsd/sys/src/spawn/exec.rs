@@ -15,12 +15,10 @@ use std::io::IoSlice;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
-/// A program to start, with umask 0077, working directory `/`, default signals, no other
-/// descriptors, no out-of-memory protection; by default with the caller's identity and session, and
-/// on `/dev/null`.
+/// A program to start, with umask 0077, in `/`, default signals, no other descriptors, no protection
+/// from the OOM killer; by default with the caller's identity and session, and on `/dev/null`.
 #[derive(Debug, Default)]
 pub struct Spawn {
-    /// An absolute path.
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
@@ -40,8 +38,7 @@ pub struct Spawn {
     pub hidden: Option<Hidden>,
 }
 
-/// Files that a program, and all that it starts, cannot open, in a mount namespace of its own. Its
-/// caller's later mounts appear there.
+/// Files that it, and all that it starts, cannot open, in a mount namespace with later mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Those that are gone meanwhile do not matter.
@@ -54,7 +51,6 @@ pub struct Hidden {
 pub struct Identity {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups, all of them and no others.
     pub groups: Vec<u32>,
 }
 
@@ -66,7 +62,6 @@ pub(super) struct Plan<'a> {
     pub program: CString,
     pub arguments: Pointers,
     pub environment: Pointers,
-    /// What lies over which files.
     pub hidden: Option<(CString, Vec<CString>)>,
     /// The identity's groups, and room to read them back and see one too many.
     pub groups: Vec<Gid>,
@@ -76,14 +71,12 @@ pub(super) struct Plan<'a> {
 #[derive(Debug)]
 pub(super) struct ChildDescriptors {
     pub standard: [RawFd; 3],
-    /// Each with its number in the program.
     pub inherit: Vec<(RawFd, RawFd)>,
     /// Those numbers, sorted, and at the end room for the report's.
     pub keep: Vec<RawFd>,
     /// `cgroup.procs` of the cgroup to enter; `None` also if the child is born in it.
     pub cgroup: Option<RawFd>,
     pub report: RawFd,
-    /// Why nothing is hidden from it.
     pub unhidden: Option<Errno>,
 }
 

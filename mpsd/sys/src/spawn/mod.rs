@@ -90,8 +90,7 @@ impl Spawn {
         open_trusted(program).map(|_| Self::new(program))
     }
 
-    /// Gives it these bytes as its whole input. EAGAIN: they do not fit into a pipe
-    /// ([`descriptors::holding`]).
+    /// Gives it these bytes as its whole input. EAGAIN as of [`descriptors::holding`].
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
         let held = descriptors::holding(bytes).map_err(self.parent("its input does not fit"));
         self.stdin = Some(held?);
