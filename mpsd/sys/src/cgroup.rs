@@ -371,15 +371,19 @@ mod tests {
     #[test]
     fn a_fork_bomb_and_a_stopped_process_end_by_the_file_and_one_by_one() {
         let _alone = alone();
-        type Killer = fn(&Cgroup) -> Result<(), FileError>;
         for TestCgroup(cgroup) in &everywhere("bomb") {
-            let killers = [(|c| c.kill(soon())) as Killer, |c| c.kill_each(soon())];
-            let lines = [(BOMB, 51), ("kill -STOP $$", 1)];
-            for (kill, (line, count)) in killers.map(|kill| lines.map(|line| (kill, line))).concat()
-            {
+            for (by_file, line, count) in [
+                (true, BOMB, 51),
+                (false, BOMB, 51),
+                (true, "kill -STOP $$", 1),
+                (false, "kill -STOP $$", 1),
+            ] {
                 let mut child = start(cgroup, line);
                 wait_until(|| cgroup.procs().unwrap().len() >= count);
-                kill(cgroup).unwrap();
+                match by_file {
+                    true => cgroup.kill(soon()).unwrap(),
+                    false => cgroup.kill_each(soon()).unwrap(),
+                }
                 assert!(empties(cgroup, soon()), "{:?}", cgroup.path());
                 assert_eq!(child.wait(soon()), Some(crate::Exit::Signal(9)));
             }

@@ -13,8 +13,7 @@ use std::time::Duration;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Holds back other tests that fork, because their children would keep copies of this test's
-/// descriptors. It also holds back the printing of results: a child made meanwhile would wait for
-/// ever for its copy of that lock.
+/// descriptors, and the printing of results: a child would wait for ever for its copy of that lock.
 pub fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut printing = std::io::stdout().lock();

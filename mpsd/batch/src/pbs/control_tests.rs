@@ -128,8 +128,7 @@ fn out_of_service_with_our_note_and_back_with_the_memo() {
     }
 }
 
-/// As `create node gpubox Mom=vm` makes them: OpenPBS' pbsnodes takes the host's name and shows the
-/// vnodes' (recorded).
+/// As `create node gpubox Mom=vm` makes them.
 #[test]
 fn a_host_whose_vnodes_have_other_names_is_taken_out_and_back() {
     for vnodes in [&["gpubox"][..], &["gpubox[0]", "gpubox[1]"]] {

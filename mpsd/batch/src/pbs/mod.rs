@@ -230,15 +230,11 @@ mod tests {
 
     #[test]
     fn ids_end_with_the_servers_name_with_its_domain_or_without() {
+        let conf = "/etc/pbs.conf";
         for (product, file, text, names) in [
-            (
-                &OPENPBS,
-                "/etc/pbs.conf",
-                "PBS_SERVER=b.org:15001\n",
-                "b.org b",
-            ),
-            (&OPENPBS, "/etc/pbs.conf", "PBS_SERVER=one,two\n", "one"),
-            (&OPENPBS, "/etc/pbs.conf", "PBS_SERVER=\n", ""),
+            (&OPENPBS, conf, "PBS_SERVER=b.org:15001\n", "b.org b"),
+            (&OPENPBS, conf, "PBS_SERVER=one,two\n", "one"),
+            (&OPENPBS, conf, "PBS_SERVER=\n", ""),
             (&TORQUE, "/home/server_name", "vm.a.org\n", "vm.a.org vm"),
             (&TORQUE, "/home/other", "", ""),
         ] {

@@ -109,10 +109,7 @@ mod tests {
             ("Job Id: 1.s\n    job_state = F\n", true),
             ("Job Id: 1.s\n    job_state = E\n", false),
             ("qstat: Unknown Job Id 1.s\n", true),
-            (
-                "qstat: 1.s Job has finished, use -x or -H to see it\n",
-                true,
-            ),
+            ("qstat: 1.s Job has finished, use -x or -H\n", true),
             ("qstat: cannot connect to server s (errno=15010)\n", false),
         ] {
             assert_eq!(is_over(answer), over, "{answer}");

@@ -230,10 +230,8 @@ mod tests {
         assert!(words("no words").is_empty());
         let lines = joined("A=1 # B=2\n\nC=3 \\\n D=4\nE=5");
         let expected = [(1, "A=1"), (2, ""), (3, "C=3  D=4"), (5, "E=5")];
-        assert_eq!(
-            lines,
-            expected.map(|(number, line)| (number, line.to_owned()))
-        );
+        let expected = expected.map(|(number, line)| (number, line.to_owned()));
+        assert_eq!(lines, expected);
         assert_eq!(included(" Include  more.conf "), Some("more.conf"));
         assert_eq!(included("Included=x"), None);
     }

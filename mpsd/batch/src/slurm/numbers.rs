@@ -99,11 +99,8 @@ impl Numbers {
         list: &Listed<'_>,
         inventory: &'a Inventory,
     ) -> Result<&'a Gpu, Failure> {
-        let more = || {
-            let why = format!("GPU {place} of Slurm is more than CUDA counts on this node");
-            doubt(why)
-        };
-        let counted = inventory.by_index(place).ok_or_else(more)?;
+        let more = format!("GPU {place} of Slurm is more than CUDA counts on this node");
+        let counted = inventory.by_index(place).ok_or(doubt(more))?;
         // Tasks can open every GPU for certain.
         let free = self.confined.is_some();
         let alike = || inventory.gpus.iter().all(|gpu| gpu.name == counted.name);

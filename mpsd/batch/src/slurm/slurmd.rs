@@ -286,12 +286,7 @@ mod tests {
             let both = ["N", "f"].map(|name| option(&words(line), name).unwrap());
             assert_eq!(both, ["n1", "/x/slurm.conf"], "{line}");
         }
-        for line in [
-            "slurmd",
-            "slurmd --systemd",
-            "slurmd -d /N/f -L -f",
-            "slurmd -N",
-        ] {
+        for line in ["slurmd --systemd", "slurmd -d /N/f -L -f", "slurmd -N"] {
             let none = ["N", "f"].map(|name| option(&words(line), name));
             assert_eq!(none, [None, None], "{line}");
         }

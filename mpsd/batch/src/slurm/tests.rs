@@ -72,8 +72,7 @@ fn slurm_prolog_epilog_and_step() {
     assert_eq!((places(&d), d.tasks_on_node), (vec![2], Some(4)));
 }
 
-/// Untrusted: a variable that no slurmstepd writes is the user's, and may name another job's
-/// device.
+/// Untrusted: it may name another job's device.
 #[test]
 fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
     for (gres, believed) in [
@@ -195,8 +194,7 @@ impl Case {
     }
 }
 
-/// `File=/dev/nvidia[0-3]`, and the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (from a public
-/// page).
+/// The buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (from a public page).
 const SITE: Case = Case {
     gres: "Name=gpu File=/dev/nvidia[0-3]\n",
     granted: "gpu:4",
@@ -375,8 +373,7 @@ fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
     }
 }
 
-/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU. A user's forged list
-/// makes a second one.
+/// As 22.05 says it, and as 23.11 to 26.05 do, with all shards of each GPU.
 #[test]
 fn the_shards_of_a_job_are_what_the_controller_lists_for_this_node() {
     let shards = |gres: &str| super::shards_of(gres).unwrap_or_default();

@@ -185,8 +185,7 @@ fn a_file_takes_every_word_in_order() {
     assert!(text == words + "two last", "{}", text.len());
 }
 
-/// A named pipe stands for a file whose server is gone: it has a path, and a write to it does not
-/// return.
+/// A named pipe stands for a file whose server is gone.
 #[test]
 fn a_file_that_takes_nothing_does_not_hold_the_guard() {
     let _alone = alone();
@@ -339,8 +338,8 @@ fn a_question_ends_with_its_asker() {
     assert!(asked.wait_gone(soon()), "it goes on");
 }
 
-/// Really uninterruptible: the parent of a vfork waits in state D until its child ends, and the
-/// child is stopped. (Since Linux 6.3 SIGKILL ends that wait.)
+/// The parent of a vfork waits in state D for its child, which is stopped. (Since Linux 6.3 SIGKILL
+/// ends that wait.)
 #[test]
 fn a_question_in_state_d_is_given_up_in_bounded_time() {
     let _alone = alone();

@@ -318,8 +318,7 @@ mod tests {
         assert!(!child.signal(Signal::SIGTERM));
     }
 
-    /// Like a server that was killed while one of its threads waits in the driver: `ps` shows it as
-    /// defunct.
+    /// Like a server that was killed while one of its threads waits in the driver.
     #[test]
     fn a_process_lives_while_any_of_its_threads_does() {
         let _alone = alone();
