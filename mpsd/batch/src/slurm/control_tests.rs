@@ -215,6 +215,7 @@ fn a_waiting_user_is_told_even_if_the_comment_cannot_be_written() {
 
 #[test]
 fn a_start_that_worked_removes_the_words_of_failed_ones() {
+    // Another node's words stay: its start may fail now, and continues the count.
     for (comment, nodes, left) in [
         ("by hand; mpsd: n1: failed start 4: why", 2, Some("by hand")),
         ("mpsd: n1: failed start 4: why", 1, Some("")),

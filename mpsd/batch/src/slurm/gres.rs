@@ -108,9 +108,8 @@ fn outdated(conf: &Path, slurmd: &Slurmd) -> Option<String> {
     if is_fetched(conf) {
         return None;
     }
-    let (pid, shown) = (slurmd.pid(), file.display());
-    (changed > slurmd.began()?)
-        .then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
+    let (pid, shown, began) = (slurmd.pid(), file.display(), slurmd.began()?);
+    (changed > began).then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
 }
 
 fn confined(conf: &Conf, host: &dyn Host) -> Option<bool> {
@@ -138,24 +137,24 @@ fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Re
         return Err(format!("{} has MultipleFiles", line.place()));
     }
     let how = detection.map(|(line, how)| (line.place(), how.to_ascii_lowercase()));
-    let others = ["rsmi", "oneapi", "nrt"];
+    let is_other = |how: &str| {
+        ["rsmi", "oneapi", "nrt"]
+            .iter()
+            .any(|one| how.contains(one))
+    };
+    let is_nvidia = |how: &str| how.contains("nvidia") && !is_other(how);
     let order = match how.as_ref().map(|(place, how)| (place, how.as_str())) {
         None | Some((_, "off")) => return Ok(List::Files(merged(&granted.gpus, &lines, host)?)),
         // The first of these words that it contains (26.05: `_handle_autodetect_flags`).
         Some((_, how)) if how.contains("full") => Order::Either,
         Some((_, how)) if how.contains("nvml") => Order::Bus,
-        Some((_, how))
-            if how.contains("nvidia") && !others.iter().any(|other| how.contains(other)) =>
-        {
-            Order::Minor
-        }
+        Some((_, how)) if is_nvidia(how) => Order::Minor,
         Some((place, how)) => return Err(format!("{place} has AutoDetect={how}")),
     };
     // Slurm finds the GPUs by itself. Lines with files name some of them, other lines only types.
-    let mut only = Vec::new();
-    for line in lines.iter().filter(|line| line.value("File").is_some()) {
-        only.extend(files(line, host)?);
-    }
+    let named = lines.iter().filter(|line| line.value("File").is_some());
+    let named = named.map(|line| files(line, host));
+    let only = named.collect::<Result<Vec<_>, _>>()?.concat();
     let count = granted.gpu_count();
     let partly = !only.is_empty() && only.len() == count;
     Ok(List::Found {
@@ -172,10 +171,9 @@ fn merged(
     lines: &[&Line],
     host: &dyn Host,
 ) -> Result<Vec<DeviceFile>, String> {
-    let mut left: Vec<(&Line, Vec<DeviceFile>)> = Vec::new();
-    for line in lines {
-        left.push((line, files(line, host)?));
-    }
+    let lines = lines.iter();
+    let with_files = lines.map(|line| files(line, host).map(|files| (line, files)));
+    let mut left = with_files.collect::<Result<Vec<_>, _>>()?;
     let mut all = Vec::new();
     for (kind, count) in granted {
         let fits = |line: &Line| kind.is_none_or(|kind| line.is("Type", kind));

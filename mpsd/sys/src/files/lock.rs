@@ -1,6 +1,6 @@
 //! Locks of open files, with a deadline. The kernel releases one when its holder ends, in any way.
 
-use super::{Dir, FileError};
+use super::{Dir, FILE, FileError};
 use crate::deadline::Deadline;
 use crate::raw::of_rustix;
 use mpsd_core::file::file_type;
@@ -31,11 +31,7 @@ impl Dir {
     /// process holds it past the deadline, and a user may be the cause.
     pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags = OFlag::O_RDWR
-            | OFlag::O_CREAT
-            | OFlag::O_NOFOLLOW
-            | OFlag::O_NONBLOCK
-            | OFlag::O_CLOEXEC;
+        let flags = FILE | OFlag::O_RDWR | OFlag::O_CREAT;
         let mode = Mode::from_bits_truncate(0o600);
         loop {
             let file = openat(&self.fd, name, flags, mode);
@@ -56,9 +52,8 @@ impl Dir {
     }
 
     pub fn is_locked(&self, name: impl AsRef<OsStr>) -> bool {
-        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let entry = self.entry(&name).ok();
-        let file = entry.and_then(|(name, _)| openat(&self.fd, name, flags, Mode::empty()).ok());
+        let open = |name| openat(&self.fd, name, FILE | OFlag::O_RDWR, Mode::empty()).ok();
+        let file = self.entry(&name).ok().and_then(|(name, _)| open(name));
         file.is_some_and(|file| flock(&file, TRY) == Err(rustix::io::Errno::WOULDBLOCK))
     }
 }

@@ -32,15 +32,16 @@ const LIST: OFlag = OFlag::O_DIRECTORY
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
 const HOLD: OFlag = LIST.union(OFlag::O_PATH);
+/// For a file in a place that a user can change.
+const FILE: OFlag = OFlag::O_NOFOLLOW
+    .union(OFlag::O_NONBLOCK)
+    .union(OFlag::O_CLOEXEC);
 
 impl Dir {
     /// Opens an absolute path; refuses a symbolic link on the way.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let fd = open("/", HOLD, Mode::empty()).map_err(FileError::io("open", "/"))?;
-        let mut dir = Self {
-            fd,
-            path: PathBuf::from("/"),
-        };
+        let mut dir = Self::from_parts(fd, PathBuf::from("/"));
         if !path.is_absolute() {
             return Err(FileError::unfit(path, "is not an absolute path"));
         }
@@ -130,8 +131,8 @@ impl Dir {
         }
         // Changing the mode takes the directory's own lock.
         if dir.status()?.st_mode & 0o7777 != mode {
-            fchmod(&listing, Mode::from_bits_truncate(mode))
-                .map_err(FileError::io("set the mode of", &path))?;
+            let set = fchmod(&listing, Mode::from_bits_truncate(mode));
+            set.map_err(FileError::io("set the mode of", &path))?;
         }
         Ok((dir, made))
     }
@@ -195,11 +196,7 @@ impl Dir {
         max: usize,
     ) -> Result<Option<Vec<u8>>, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags = OFlag::O_RDONLY
-            | OFlag::O_NOFOLLOW
-            | OFlag::O_NONBLOCK
-            | OFlag::O_NOCTTY
-            | OFlag::O_CLOEXEC;
+        let flags = FILE | OFlag::O_RDONLY | OFlag::O_NOCTTY;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::ENOENT) => return Ok(None),
@@ -223,8 +220,7 @@ impl Dir {
 
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags =
-            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags = FILE | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
         let file = openat(&self.fd, name, flags, Mode::from_bits_truncate(mode));
         file.map_err(FileError::io("create", path))
     }
@@ -248,8 +244,8 @@ impl Dir {
 
     /// A descriptor of this directory that can be listed, synced and changed.
     pub(super) fn listing(&self) -> Result<OwnedFd, FileError> {
-        openat(&self.fd, ".", LIST | OFlag::O_RDONLY, Mode::empty())
-            .map_err(FileError::io("open", &self.path))
+        let opened = openat(&self.fd, ".", LIST | OFlag::O_RDONLY, Mode::empty());
+        opened.map_err(FileError::io("open", &self.path))
     }
 
     /// One component: neither empty, nor `.` or `..`, nor with a slash or NUL in it.
