@@ -1,6 +1,5 @@
-//! `mpsctl reconcile` and `mpsctl undrain`: takes down what remains of jobs that their scheduler no
-//! longer has, and delivers or lifts our own drains. The timer and the boot run it. It leaves alone
-//! what it cannot decide.
+//! `mpsctl reconcile` and `mpsctl undrain`, run by timer, boot and administrator. They leave alone
+//! what they cannot decide.
 
 mod drains;
 
@@ -28,7 +27,7 @@ use std::time::Duration;
 
 use ReportLine::{Change, Drain, Note, Problem};
 
-/// It waits this much longer for a job's end than that may take.
+/// For a job's end, beyond its own time.
 const GRACE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -52,7 +51,7 @@ pub struct Undrain {
     pub node: Option<String>,
 }
 
-/// The result of a run, and the object of `--json`.
+/// The object of `--json`.
 #[derive(Debug, Default, Serialize)]
 pub struct ReconcileReport {
     /// Something is not as it should be.
@@ -69,10 +68,9 @@ pub enum ReportLine {
     /// A drain of ours stands: an administrator decides.
     #[serde(rename = "drained")]
     Drain(String),
-    /// Something was done. It is in the node's log too.
+    /// It is in the node's log too.
     #[serde(rename = "did")]
     Change(String),
-    /// Something is not as it should be.
     #[serde(rename = "left")]
     Problem(String),
 }
@@ -92,7 +90,7 @@ struct Run<'a> {
     name: &'a str,
     dry: bool,
     boot: bool,
-    /// An administrator asked to lift the drain, so an undelivered one is not delivered now.
+    /// An undelivered drain is not delivered now.
     undrain: bool,
     node: RealNode,
     report: ReconcileReport,
@@ -103,7 +101,7 @@ struct Run<'a> {
 }
 
 impl Reconcile {
-    /// Runs on the node `name` under `settings`; `usable`: they are from a usable configuration.
+    /// `usable`: `settings` are from a usable configuration.
     pub fn run(
         &self,
         settings: &Settings,
@@ -144,8 +142,8 @@ impl Undrain {
     }
 }
 
-/// For the prologue of `own` on the node `name`: takes down other jobs that their scheduler no
-/// longer has. A child does it within `limit`, so that a hang delays the job no longer.
+/// For the prologue of `own`: takes down other jobs that their scheduler no longer has, in a child,
+/// so that a hang delays the job no longer than `limit`.
 pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
     let node = RealNode::new(NAME, settings, limit, limit / 2);
     let others = |names: Vec<String>| names.iter().any(|name| *name != own.directory_name());
@@ -203,8 +201,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Every job with a directory, except `own`. Journals first: a job that began after the
-    /// scheduler's answer would seem to be gone.
+    /// Except `own`. Journals first: a job that began after the scheduler's answer would seem to be
+    /// gone.
     fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
         let mut jobs = Vec::new();
         let own = own.map(JobId::directory_name);
@@ -243,8 +241,7 @@ impl<'a> Run<'a> {
         Ok((job, journal))
     }
 
-    /// The job's state by its scheduler. If only its id is known, it is gone only if each scheduler
-    /// that may own it says so.
+    /// A job of which only the id is known is gone only if each scheduler that may own it says so.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         if let Some(journal) = journal {
             let before_boot = boot_time().is_some_and(|boot| journal.began_at < boot);
@@ -322,7 +319,7 @@ impl<'a> Run<'a> {
         self.tell(told);
     }
 
-    /// Ends one job in a child with a deadline, so that a hang does not delay the others.
+    /// In a child with a deadline, so that a hang does not delay the others.
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
         let ending = Ending {
             settings: self.settings,
@@ -350,8 +347,7 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Note));
     }
 
-    /// The scheduler of a job that is known only by its id. If none may own it, it is never gone,
-    /// and so not taken down.
+    /// Of a job that is known only by its id. Without one it is never gone, and so not taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = batch::owners(job, &self.location);
         owners.next().unwrap_or(batch::ALL[0]).scheduler()
@@ -390,7 +386,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Shared MPS whose jobs are gone, after the jobs themselves.
+    /// After the jobs themselves.
     fn shared(&mut self) {
         let all = match self.node.all_shared() {
             Ok(all) => all,

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// One thing that goes wrong under MPS.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trouble {

@@ -8,12 +8,11 @@ use std::os::unix::ffi::OsStringExt as _;
 
 /// As the first word, it stands for more words on standard input.
 const ON_INPUT: &str = "@-";
-/// Limit of these words. Bytes.
+/// Bytes.
 const MOST: u64 = 16 << 20;
 
-/// This program's command line. If its first word is `@-`, the words on standard input follow its
-/// options, each ended by a NUL. Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's
-/// vnodes can be longer.
+/// Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer. So if the
+/// first word is `@-`, the words on standard input follow this program's options, each ended by NUL.
 ///
 /// # Errors
 /// A refusal of too many words; undetermined when standard input cannot be read.
@@ -33,13 +32,8 @@ fn read(mut words: Vec<OsString>, input: impl Read) -> Result<Vec<OsString>, Fai
         .read_to_end(&mut bytes)
         .map_err(unread)?;
     if bytes.len() as u64 > MOST {
-        let allowed = format!("{} MiB", MOST >> 20);
-        return Err(Refusal::new(
-            "standard input",
-            "the job's attributes are too long",
-            allowed,
-        )
-        .into());
+        let (why, allowed) = ("the job's attributes are too long", MOST >> 20);
+        return Err(Refusal::new("standard input", why, format!("{allowed} MiB")).into());
     }
     let more = bytes.split_inclusive(|byte| *byte == 0).map(|word| {
         let word = word.strip_suffix(&[0]).unwrap_or(word);

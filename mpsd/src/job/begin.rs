@@ -1,5 +1,4 @@
-//! The begin of a job: [`begin`] is all that a prologue does. It skips a job
-//! that needs no MPS, and removes what an earlier prologue left. [`Start`] does the rest.
+//! The begin of a job: [`begin`] is all that a prologue does, and [`Start`] what needs the journal.
 
 use super::audit;
 use super::bounds;
@@ -38,7 +37,6 @@ pub struct Begun {
     pub failed: Option<FailedStart>,
 }
 
-/// Gives the job its MPS; a failure leads to what [`outcome`] says.
 pub fn begin<N: Node>(
     node: &mut N,
     job: &Job,
@@ -74,7 +72,7 @@ fn start<N: Node>(
     {
         return begin_without_mps(node, job, when, None, &why);
     }
-    // Comes before anything is made or asked, because most of these jobs need nothing.
+    // First, because most of these jobs need nothing.
     if job.asked.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {
@@ -126,9 +124,8 @@ fn start<N: Node>(
     }
 }
 
-/// Lets the job run as if it had not asked. Its record says why, because a step may still need MPS,
-/// and tasks must know that they have none. If the record cannot be written, a job without a
-/// directory here runs all the same.
+/// The record says why, because a step may still need MPS, and tasks must know that they have none.
+/// If it cannot be written, a job without a directory here runs all the same.
 fn begin_without_mps<N: Node>(
     node: &mut N,
     job: &Job,
@@ -170,8 +167,8 @@ fn begin_without_mps<N: Node>(
     Ok(())
 }
 
-/// Whether `job` ended during a start that has done nothing yet. If so, removes its directory,
-/// because no other end will.
+/// Whether `job` ended during a start that has done nothing yet. No other end will remove its
+/// directory then.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {
@@ -180,8 +177,7 @@ fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     over
 }
 
-/// Takes down what an earlier prologue of the job left, and locks its directory; `None`: its MPS is
-/// already up.
+/// Takes down what an earlier prologue of the job left. `None`: its MPS is already up.
 ///
 /// A step's daemon that is ready stays: before Slurm 24.05 a step's callbacks run twice. Torque
 /// runs a job's prologue again without an epilogue in between (docs/facts/pbs.md#sister-nodes).

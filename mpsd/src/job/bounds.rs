@@ -7,13 +7,11 @@ use super::store::Store as _;
 use mpsd_core::record::RecordState;
 use mpsd_core::{Failure, JobId, Refusal};
 
-/// The most steps of a job that have an MPS of their own on a node at once. No node has more GPUs.
+/// No node has more GPUs.
 const OF_A_JOB: usize = 16;
-/// The same for all jobs of a user.
 const OF_A_USER: usize = 64;
 
-/// Refuses a step that would be one too many. Its own record is written already and counts, so of
-/// many that start at once no more stay.
+/// The step's own record is written already and counts, so of many that start at once no more stay.
 pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Failure> {
     if !job.submission.step {
         return Ok(());
@@ -21,7 +19,7 @@ pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Fa
     let whole = job.submission.job.whole();
     let names = node.job_directories()?;
     let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
-    // The record of a step that has none stays as well, since its tasks read it.
+    // The record of a step without MPS stays as well, for its tasks.
     let has_mps = |state| matches!(state, RecordState::Starting | RecordState::Ready);
     let mut steps = Vec::new();
     for step in ids.filter(|id| id.whole() != *id) {

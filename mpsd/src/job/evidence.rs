@@ -1,10 +1,8 @@
-//! What counts against the node: whether a hang is evidence, and the drain. Other evidence is made
-//! where it is found ([`Evidence`] has the kinds).
+//! What counts against the node: whether a hang is evidence, and the drain.
 //!
-//! Evidence is positive, and about what root itself started or proved: the driver holds the process
-//! in every one of several samples, and again a minute later ([`super::ledger::Suspicion`]). What
-//! is merely left over, slow, starved, stopped or held by something else proves nothing: its user
-//! can be the cause.
+//! Evidence is about what root itself started or proved: the driver holds the process in each of
+//! several samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely left
+//! over, slow, starved or stopped proves nothing: its user can be the cause.
 
 use super::drain_target::DrainTarget;
 use super::journal::{Journal, ProcessRef};
@@ -19,13 +17,12 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
-/// How often one process is looked at, and the time between.
 const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// A start that failed, with whether its user may be the cause: that user has another process here,
-/// or one of the job's MPS is stopped.
+/// Whether its user may be the cause: that user has another process here, or a process of the job's
+/// MPS is stopped.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -47,29 +44,26 @@ pub(super) fn of_failed_start(
     unknown.into()
 }
 
-/// Whether only the driver keeps the process of these threads from ending: one waits
-/// uninterruptibly in the driver, and none waits uninterruptibly for anything else.
+/// One thread waits uninterruptibly in the driver, and none for anything else.
 fn is_in_driver(threads: &[Thread]) -> bool {
     let waiting = threads.iter().filter(|thread| thread.state == 'D');
     let mut waiting = waiting.peekable();
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// Whether a thread waits, inside a call of the driver, for something that its user can withhold:
-/// memory that the user's FUSE file system has to fill, or a lock of the driver that another thread
-/// holds. Until a signal arrives such a wait is in state S.
+/// Whether a thread waits, inside a call of the driver, for something that a user can withhold:
+/// memory behind a FUSE file system, or a lock of the driver. Until a signal such a wait is in S.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
     let mut threads = threads.iter();
     threads.any(|thread| thread.state != 'R' && below(thread))
 }
 
-/// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
+/// As in `[nvidia]`, `[nvidia_uvm]`.
 pub const DRIVER: &str = "[nvidia";
 
-/// The frames of a wait: only these stand between a frame of the driver's and the scheduler. The
-/// kernel leaves most of them out of a stack (Linux, `kernel/stacktrace.c`,
-/// `stack_trace_consume_entry_nosched`).
+/// The frames of a wait. The kernel leaves most of them out of a stack (Linux,
+/// `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
 const WAITS: [&str; 14] = [
     "__schedule",
     "schedule",
@@ -87,9 +81,8 @@ const WAITS: [&str; 14] = [
     "rt_mutex_",
 ];
 
-/// Whether the innermost frames of `stack` are the driver's own, with only a wait below them. With
-/// memory behind a FUSE file system a user can withhold a page fault, a pinned page or a file
-/// operation from a call of the driver.
+/// Whether only a wait stands between the scheduler and the driver's own frame. With memory behind a
+/// FUSE file system a user can withhold a page from a call of the driver.
 fn waits_in_driver(stack: &str) -> bool {
     for frame in stack.lines() {
         let name = frame.split_whitespace().nth(1).unwrap_or("");
@@ -103,8 +96,6 @@ fn waits_in_driver(stack: &str) -> bool {
     false
 }
 
-/// Whether the driver held `process` in every sample, and no visible process withholds anything
-/// from the driver.
 fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> bool {
     for number in 0..SAMPLES {
         if number > 0 {
@@ -125,8 +116,7 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
         .is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// `member` outlived SIGKILL by `waited`. It is suspected only if root started or proved it and the
-/// driver holds it.
+/// A process that outlived SIGKILL.
 pub(super) fn of_survivor(
     node: &mut impl Node,
     journal: &Journal,
@@ -149,7 +139,7 @@ pub(super) fn of_survivor(
     Undetermined::new(what, why)
 }
 
-/// Whether the driver holds a process of the job's MPS that root started or proved.
+/// Whether the driver holds it, and root started or proved it.
 fn hangs(node: &mut impl Node, journal: &Journal, process: ProcessRef) -> bool {
     let is_proved = journal.supervisor == Some(process) || journal.proved.contains(&process);
     is_proved && is_held_by_driver(node, process, journal.uid())
@@ -160,7 +150,6 @@ pub(super) fn is_hung(node: &mut impl Node, journal: &Journal) -> bool {
     own.any(|member| hangs(node, journal, member.process))
 }
 
-/// NVML gave no answer. That is remembered if the driver holds root's process that asked it.
 pub(super) fn of_silent_nvml(node: &mut impl Node, target: DrainTarget) {
     if silent_nvml_is_held(node) {
         suspect(node, Suspect::Nvml, "NVML", target);
@@ -183,8 +172,7 @@ fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, target: DrainTarg
     ledger::suspect(node, &suspicion);
 }
 
-/// Looks again at what was suspected [`PAUSE_S`] ago: drains for what the driver still holds, with
-/// a line each.
+/// Drains for what was suspected [`PAUSE_S`] ago and the driver still holds, with a line each.
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
     let (mut lines, mut is_drained) = (Vec::new(), false);
@@ -234,7 +222,7 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
 }
 
 /// Drains for the first of `faults` that drains. Returns a line for the caller, and whether the
-/// scheduler has it; `None`: there is nothing to drain for, or the site drains nothing.
+/// scheduler has it.
 pub(super) fn drain<'a>(
     node: &mut impl Node,
     target: &DrainTarget,
@@ -272,7 +260,6 @@ mod tests {
     const FUSE: &str =
         "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
     const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
-    /// A call of the driver with an argument in memory that a user's file system must fill.
     const FAULT_BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
     const MAP_LOCK: &str =
         "[<0>] rwsem_down_read_slowpath+0x1/0x2\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n";
@@ -283,13 +270,8 @@ mod tests {
             assert!(is_in_driver(&sample(&[('D', stack)])), "{stack}");
             assert!(is_in_driver(&sample(&[('S', ""), ('D', stack)])), "{stack}");
         }
-        for stack in [
-            "",
-            FUSE,
-            LOOKUP,
-            FAULT_BELOW,
-            "[<0>] __refrigerator+0x3c/0x120\n",
-        ] {
+        let refrigerator = "[<0>] __refrigerator+0x3c/0x120\n";
+        for stack in ["", FUSE, LOOKUP, FAULT_BELOW, refrigerator] {
             assert!(!is_in_driver(&sample(&[('D', stack)])), "{stack}");
         }
     }

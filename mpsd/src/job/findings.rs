@@ -15,12 +15,10 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Everything is as it was before the job.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// Fails the start of `what` if the teardown before it found anything.
     pub(super) fn allow_start(self, what: String, why: &str) -> Result<(), FailedStart> {
         if self.is_clean() {
             return Ok(());
@@ -46,13 +44,6 @@ impl Findings {
         self.undetermined.extend(other.undetermined);
         self.notes.extend(other.notes);
         self.sharers.extend(other.sharers);
-    }
-
-    pub(super) fn take_note(&mut self, result: Result<Option<String>, Failure>) {
-        match result {
-            Ok(note) => self.notes.extend(note),
-            Err(failure) => self.take(Err(failure)),
-        }
     }
 }
 

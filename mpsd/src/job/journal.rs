@@ -1,4 +1,4 @@
-//! The journal: the plan, and how much of it was begun. It is written before each effect.
+//! The journal: the plan, and how much of it was begun.
 
 use super::drain_target::{DrainTarget, drain_prefix};
 use super::prepared::Job;
@@ -11,8 +11,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Version of the format. A newer program reads every older version; an older one leaves a newer
-/// journal alone.
+/// A newer program reads every older version; an older one leaves a newer journal alone.
 pub const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
@@ -34,10 +33,9 @@ pub struct Journal {
     pub node: String,
     pub user: String,
     pub gid: u32,
-    /// As made; later states of its record are in the record's own file alone.
+    /// Later states of its record are in the record's own file alone.
     pub plan: Plan,
-    /// How many of its effects were begun; the last of these may have happened in part or not at
-    /// all.
+    /// The last of these may have happened in part or not at all.
     #[serde(rename = "begun")]
     pub effects_begun: usize,
     pub control: PathBuf,
@@ -46,8 +44,7 @@ pub struct Journal {
     pub cgroup: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessRef>,
-    /// The control daemons and servers, once root has proved them: each daemon, and behind it its
-    /// server.
+    /// As root has proved them: each control daemon, and behind it its server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
     /// The process that starts the job's MPS, if its caller may not wait for it.
@@ -56,14 +53,13 @@ pub struct Journal {
     /// As they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Programs>,
-    /// What a drain's reason begins with; `None` if the site drains nothing. As configured when the
-    /// job began: the epilogue may run with the configuration gone.
+    /// `None` if the site drains nothing. The epilogue may run with the configuration gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_prefix: Option<String>,
     /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
-    /// SIGKILL a client of the job that stays on its GPU, if root proves that it is the job's.
+    /// Only a client of the job's that root proves.
     pub kill_clients: bool,
     /// Seconds since 1970.
     #[serde(rename = "began")]
@@ -71,11 +67,10 @@ pub struct Journal {
     /// From then until its MPS was proved ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
-    /// The jobs that shared an MPS when it was seen to hang or was taken down: the administrator
-    /// reads them.
+    /// Those of a shared MPS when it was seen to hang or was taken down.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub sharers: BTreeSet<JobId>,
-    /// The time for the ladder of a shared MPS that is being taken down.
+    /// Of a shared MPS that is being taken down.
     #[serde(skip)]
     pub ladder: Option<Duration>,
     /// It was taken down, and something of it is still here.
@@ -125,7 +120,6 @@ impl Journal {
         }
     }
 
-    /// Reads a journal's text, unless a newer release wrote it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let unreadable = |e| format!("not a journal: {e}");
         let format = version_of(text).map_err(unreadable)?;
@@ -137,7 +131,7 @@ impl Journal {
         serde_json::from_slice(text.as_bytes()).map_err(unreadable)
     }
 
-    /// The journal's text; an error if a path is not UTF-8.
+    /// Fails if a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
         let text = serde_json::to_string_pretty(self);
         text.map(|text| text + "\n").map_err(|e| e.to_string())

@@ -1,7 +1,6 @@
 //! The ledger: what root keeps of a node between jobs, in one file under one lock.
 //!
-//! A ledger that cannot be read, or has another version, counts as empty: no job waits for it, and
-//! no node is drained for it.
+//! A ledger that cannot be read, or has another version, counts as empty: no job waits for it.
 
 use super::drain_target::DrainTarget;
 use super::journal::ProcessRef;
@@ -20,22 +19,19 @@ const LONGEST: usize = 1 << 20;
 const MOST: usize = 256;
 const SECRET: u32 = 0o600;
 
-/// `/run/mpsd/ledger`, root 0600, changed under its lock only. The file is absent while the ledger
-/// is empty: until the first start of MPS since the node booted.
+/// `/run/mpsd/ledger`, root 0600; absent while it is empty.
 ///
-/// Two things of the node have files of their own. A GPU's account (`gpus/UUID`) does, because jobs
-/// on different GPUs must not wait for each other. The mark `look-again` does, because systemd,
-/// Slurm's plugin and the hook of OpenPBS see it without reading it.
+/// A GPU's account has its own file, so that jobs on different GPUs do not wait for each other. So
+/// has the mark `look-again`, which systemd, Slurm's plugin and the hook of OpenPBS only look for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     version: u32,
     #[serde(default)]
     pub suspicions: Vec<Suspicion>,
-    /// An NVML process that outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
+    /// It outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
-    /// The GPUs as NVML last told them to a job's start, so that the next one need not wait for
-    /// NVML at once. Their modes may have changed.
+    /// As NVML last told them to a job's start. Their modes may have changed.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -44,8 +40,7 @@ pub struct Ledger {
     pub gpus: Option<Inventory>,
 }
 
-/// If another release wrote the GPUs in another form, NVML is asked, and the rest of the ledger
-/// still counts.
+/// Another release's form of the GPUs does not cost the rest of the ledger.
 fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Inventory>, D::Error> {
     let told = Option::<serde_json::Value>::deserialize(from)?;
     Ok(told.and_then(|told| serde_json::from_slice(told.to_string().as_bytes()).ok()))
@@ -72,12 +67,11 @@ impl Ledger {
             .unwrap_or_default()
     }
 
-    /// Changes it under its lock, and returns it; `None`: the lock was not free in time.
+    /// `None`: the lock was not free in time.
     fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
         let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
         let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
-        // A file that cannot be read now, for example without a free descriptor, must not be
-        // replaced.
+        // It may only be unreadable now, for example without a free descriptor.
         files.read(&path, LONGEST).ok()?;
         let mut ledger = Self::read(files);
         change(&mut ledger, files);
@@ -91,8 +85,7 @@ impl Ledger {
     }
 }
 
-/// Seconds between the two looks (`mpsd-look-again.timer`). Until the second, the node takes no job
-/// with MPS.
+/// Seconds between the two looks (`mpsd-look-again.timer`).
 pub const PAUSE_S: u64 = 60;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,18 +97,17 @@ pub enum Suspect {
     Nvml,
 }
 
-/// What the driver held once. It is evidence only if the driver holds it at the second look, too.
+/// Evidence only if the driver holds it at the second look, too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspicion {
     pub suspect: Suspect,
-    /// The same as a reason names it: `mps-server 691`.
+    /// As a reason names it: `mps-server 691`.
     pub what: String,
     pub since: u64,
     #[serde(flatten)]
     pub target: DrainTarget,
 }
 
-/// Enters `suspicion` unless its object is suspected already, and asks the timer for a second look.
 pub(super) fn suspect(files: &mut impl Files, suspicion: &Suspicion) {
     Ledger::change(files, |ledger, _| {
         let known = &mut ledger.suspicions;
@@ -127,7 +119,6 @@ pub(super) fn suspect(files: &mut impl Files, suspicion: &Suspicion) {
     let _ = files.write(&mark, b"", SECRET, Durability::Placed);
 }
 
-/// Removes what is said of the object of `suspicion`, and the mark if nothing is left.
 pub(super) fn acquit(files: &mut impl Files, suspicion: Option<&Suspicion>) {
     Ledger::change(files, |ledger, files| {
         let known = &mut ledger.suspicions;
@@ -153,8 +144,7 @@ pub fn gpus_with(files: &mut impl Files, gpus: &[String]) -> Option<usize> {
     gpus.iter().all(has).then_some(known.gpus.len())
 }
 
-/// An NVML process that outlived SIGKILL. While it lives no look starts another: one a minute would
-/// fill the node.
+/// While it lives no look starts another: one a minute would fill the node.
 pub fn hung_worker(node: &mut (impl Files + Members)) -> Option<ProcessRef> {
     let known = Ledger::read(node).hung_worker?;
     let still = Some(known).filter(|worker| lives(node, *worker));
@@ -211,8 +201,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// It may say what a job must not forget. A free descriptor may be all that the read lacks;
-    /// here it is the length.
+    /// A free descriptor may be all that the read lacks; here it is the length.
     #[test]
     fn a_ledger_that_is_there_and_cannot_be_read_is_not_replaced() {
         let place = tempfile::tempdir().unwrap();

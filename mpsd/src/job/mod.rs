@@ -1,5 +1,4 @@
-//! The life of a job. [`begin()`] carries out the plan's effects, [`undo`] holds the order of their
-//! inverses. Both are generic over the node ([`node`]): the programs run them on this machine, the
+//! The life of a job, generic over the node ([`node`]): the programs run it on this machine, the
 //! tests on a node in memory.
 
 mod account;

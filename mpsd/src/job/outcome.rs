@@ -8,7 +8,7 @@ use super::prepared::{Job, User};
 use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
 use batch::drain::Place;
-use batch::{ExitPolicy, Location, Requeued, Submission, ThisHost};
+use batch::{ExitPolicy, Requeued, Submission, ThisHost};
 use mpsd_core::by_site::BySite;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Undetermined};
@@ -18,11 +18,10 @@ use mpsd_core::{Failure, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
-/// What a prologue that ends late keeps of its time, to end by itself.
+/// Of the time of a prologue that ends late.
 const EXIT_MARGIN: Duration = Duration::from_secs(1);
 
-/// Exit code of a start that only the node can have failed: like 2, but the try must not count
-/// against the job.
+/// A start that only the node can have failed: like 2, but the try must not count against the job.
 pub const UNCOUNTED: u8 = 3;
 
 #[derive(Debug)]
@@ -31,13 +30,12 @@ pub struct Failing<'a> {
     pub settings: &'a Settings,
     pub place: Place<'a>,
     pub user: Option<&'a User>,
-    /// It failed after all of this was known, so the node may be at fault.
+    /// All of this was known, so the node may be at fault.
     pub prepared: Option<&'a Job>,
-    /// A failure is left on the node for the job's tasks, if its directory there is known.
+    /// If its directory on the node is known.
     pub tells_tasks: bool,
     pub is_recordable: bool,
-    /// A caller waits for the exit code. None does in the process that continues after the prologue
-    /// returned.
+    /// None does in the process that continues after the prologue returned.
     pub awaited: bool,
     pub deadline: Deadline,
 }
@@ -62,13 +60,15 @@ impl<'a> Failing<'a> {
     }
 }
 
-/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code.
+/// Says it, drains on proof, tells the job's tasks, and returns the exit code.
 pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart) -> u8 {
     let (submission, failure) = (job.submission, &failed.failure);
     let id = &submission.job;
     let told = &failure.clone().to_user(job.place.node);
     let by_site = job.prepared.is_some_and(|job| job.asked.by_site);
-    let to_shell = is_told_by_shell(submission, failure, &job.place.location);
+    let is_refusal = failure.kind() == FailureKind::Refusal;
+    let system = batch::of(submission.scheduler);
+    let to_shell = is_refusal && system.tells_refusals(submission, &job.place.location, &ThisHost);
     log(node, id, failure);
     if !to_shell && !by_site {
         complain(node, id, told);
@@ -91,7 +91,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     }
     // A node that is drained already must not be taken down as well.
     let to_tasks =
-        is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
+        policy(submission).left_to_tasks && (drained || failure.kind() != FailureKind::Fault);
     let recorded = (job.tells_tasks || to_tasks || to_shell)
         && job.is_recordable
         && record_failure(node, id, job.uid(), told);
@@ -101,7 +101,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     if to_shell {
         complain(node, id, told);
     }
-    // Requeue first, because the controller may take all the time that is left.
+    // First, because the controller may take all the time that is left.
     let lost = job.tells_tasks && job.is_recordable && !recorded;
     let requeued = requeue(node, job, failure, lost);
     tell(node, &job.place, submission, told, requeued.as_ref());
@@ -110,12 +110,12 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     if lost && !is_back && policy(submission).requeue {
         end_script(node, job);
     }
-    if job.awaited && failure.kind() != FailureKind::Refusal && !drained {
+    if job.awaited && !is_refusal && !drained {
         delay_exit(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.tells_tasks, failure);
-    // Neither a late exit nor a drain tells the administrator that the job waits for this node, or that
-    // its configuration is unusable.
+    // Nothing else tells the administrator that the job waits for this node, or that its
+    // configuration is unusable.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
     if is_unseen && !drained && job.settings.drain.enabled {
         let line = node.remark(&job.place, failure);
@@ -129,7 +129,7 @@ fn is_misconfigured(failure: &Failure) -> bool {
     matches!(failure, Failure::Fault(fault) if !fault.drains())
 }
 
-/// The job did not ask, so it runs as if there were no MPS. Its record says why.
+/// The job did not ask, so it runs as if there were no MPS.
 pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &Failure) {
     let line = Mode::auto_without(&failure.to_string());
     let mut record = Record::without_mps(id.clone(), uid, RecordState::Unneeded, line);
@@ -145,8 +145,7 @@ pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &
     }
 }
 
-/// The exit code. `recorded`: the caller can tell which tries do not count
-/// ([`ExitPolicy::tells_tries`]).
+/// `recorded`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).
 pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> u8 {
     match recorded && !failure.may_be_users() && policy(submission).tells_tries {
         true => UNCOUNTED,
@@ -154,9 +153,8 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
     }
 }
 
-/// Tells the job's user; the tasks of a step tell it themselves. It tells aloud if no task can: in
-/// an allocation, which starts none by itself, and after a fault, which ends the job before its
-/// tasks start. `requeued`: the state of a job that was to go back into its queue.
+/// A step's tasks tell it themselves. It tells aloud if no task can: in an allocation, which starts
+/// none by itself, and after a fault, which ends the job before its tasks start.
 fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -194,7 +192,7 @@ fn tell(
     }
 }
 
-/// After a start that worked, of a job that was tried before.
+/// The job was tried before.
 pub fn of_success(node: &mut impl Node, job: &Job) {
     let submission = &job.submission;
     let told = node.controller(&job.place()).started(&submission.job);
@@ -206,20 +204,6 @@ fn said(node: &mut impl Node, submission: &Submission, told: Result<(), String>)
         let line = format!("job {}: its user is not told: {why}", submission.job);
         node.log(Severity::Info, &line);
     }
-}
-
-/// Whether the job's tasks are told instead of its scheduler (see [`ExitPolicy::left_to_tasks`]).
-fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
-    policy(submission).left_to_tasks && failure.kind() != FailureKind::Fault
-}
-
-/// Whether the job's own shell tells a refusal, once it is recorded (see
-/// [`BatchSystem::tells_refusals`]).
-///
-/// [`BatchSystem::tells_refusals`]: batch::BatchSystem::tells_refusals
-fn is_told_by_shell(submission: &Submission, failure: &Failure, location: &Location) -> bool {
-    let system = batch::of(submission.scheduler);
-    failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, location, &ThisHost)
 }
 
 fn policy(submission: &Submission) -> ExitPolicy {
@@ -241,8 +225,7 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.keep(JobOutcome::Failed(kind));
 }
 
-/// Says a line of the node's log to the prologue's caller, who may show it to the user; one who did
-/// not ask reads none.
+/// To the prologue's caller, who may show it to the user; one who did not ask reads none.
 pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
     if !job.asked.by_site {
         node.complain(line);
@@ -268,10 +251,9 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     })
 }
 
-/// Puts the job back into its queue if that is our task (see [`ExitPolicy::requeue`]), and returns
-/// its state there. After a fault the plugin fails the prolog by the record, which puts the job
-/// back. We do it if the record is `lost`, or if the fault drains no node, such as an unusable
-/// configuration.
+/// If that is our task (see [`ExitPolicy::requeue`]). After a fault the plugin fails the prolog by
+/// the record, which puts the job back. We do it if the record is `lost`, or if the fault drains no
+/// node, such as an unusable configuration.
 fn requeue(
     node: &mut impl Node,
     job: &Failing<'_>,
@@ -292,50 +274,35 @@ fn requeue(
     let done = node.controller(&job.place).requeue(id, slurm.requeue_limit);
     let text = match &done {
         Ok(Requeued {
-            failed: None,
-            held,
-            trouble,
-            ..
-        }) => {
-            let held = if *held { ", and held there" } else { "" };
-            let trouble = trouble
-                .as_ref()
-                .map(|why| format!("; {why}"))
-                .unwrap_or_default();
-            format!("job {id}: put back into the queue{held}{trouble}")
-        }
-        Ok(Requeued {
             failed: Some(why), ..
         })
-        | Err(why) => {
-            format!("job {id}: not put back into the queue: {why}")
+        | Err(why) => format!("job {id}: not put back into the queue: {why}"),
+        Ok(done) => {
+            let held = if done.held { ", and held there" } else { "" };
+            let trouble = done.trouble.as_ref().map(|why| format!("; {why}"));
+            let trouble = trouble.unwrap_or_default();
+            format!("job {id}: put back into the queue{held}{trouble}")
         }
     };
     node.log(Severity::Info, &text);
     done.ok()
 }
 
-/// Ends a script that would run without its MPS: no record could be left for its task, and the
-/// flags of its submission may be missing there. A step brings its flags, and its own start fails
-/// (docs/facts/slurm.md#options).
+/// No record could be left for its task, so its script would run without its MPS. A step brings its
+/// flags, and its own start fails (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Failing<'_>) {
     let id = &job.submission.job;
+    let untold = "its script cannot be told that it has no MPS";
     let text = match node.controller(&job.place).end_script(id) {
         Ok(false) => return,
-        Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),
-        Err(why) => {
-            format!(
-                "job {id}: its script cannot be told that it has no MPS, and is not ended: {why}"
-            )
-        }
+        Ok(true) => format!("job {id}: ended, as {untold}"),
+        Err(why) => format!("job {id}: {untold}, and is not ended: {why}"),
     };
     node.log(Severity::Warning, &text);
 }
 
-/// Ends late if nothing else keeps the scheduler from trying again at once (see
-/// [`retries_at_once`]). An interactive job is aborted instead.
-///
-/// [`retries_at_once`]: batch::SystemFacts::retries_at_once
+/// Ends late if nothing else keeps the scheduler from trying again at once
+/// ([`batch::SystemFacts::retries_at_once`]). An interactive job is aborted instead.
 fn delay_exit(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
     if submission.interactive || !batch::of(submission.scheduler).facts().retries_at_once {
         return;
@@ -345,7 +312,7 @@ fn delay_exit(node: &mut impl Node, submission: &Submission, deadline: Deadline)
     node.wait_until(deadline.less(EXIT_MARGIN));
 }
 
-/// Leaves the failure for the job's tasks; whether that could be done.
+/// Whether that could be done.
 pub fn record_failure(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
     let state = match failure {
         Failure::Refusal(_) => RecordState::Refused,
@@ -362,10 +329,9 @@ pub fn record_failure(node: &mut impl Node, job: &JobId, uid: u32, failure: &Fai
     let written = node
         .open_job(job)
         .and_then(|_held| node.write_record(&record));
-    let recorded = written.is_ok();
-    if let Err(error) = written {
+    if let Err(error) = &written {
         let lost = Undetermined::new("record for the job's tasks", error.to_string());
         node.log(Severity::Warning, &lost.to_string());
     }
-    recorded
+    written.is_ok()
 }

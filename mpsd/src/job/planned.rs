@@ -13,7 +13,7 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
 use mpsd_core::{Failure, Inventory};
 
-/// The plan, by what NVML says of the GPUs. The ledger's GPUs spare NVML the look at the others.
+/// The ledger's GPUs spare NVML the look at the others.
 pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,
@@ -69,8 +69,7 @@ fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermin
     Err(Undetermined::new(format!("node '{}'", job.node), why))
 }
 
-/// Refuses a job with TM tasks that would run outside its MPS, or warns in the job's own error
-/// file, as the site wants.
+/// TM tasks would run outside the job's MPS: the site wants a refusal, or a warning.
 fn expect_attached_tasks(
     node: &mut impl Node,
     job: &Job,

@@ -30,11 +30,7 @@ pub fn lines(report: &JobReport) -> Vec<String> {
         (false, _) => "the node is not as before",
     };
     // A drain has a line of its own.
-    let drain = if report.drain.is_some() {
-        ""
-    } else {
-        "; not drained"
-    };
+    let drain = report.drain.as_ref().map_or("; not drained", |_| "");
     let mut lines = vec![
         format!(
             "job {job} of {user} on {node}: {ready}, ended after {lasted} s, taken down in {teardown_ms} ms"
@@ -80,23 +76,18 @@ pub fn lines(report: &JobReport) -> Vec<String> {
         ))
     });
     lines.extend(together);
-    let more: Vec<String> = match report.shared {
+    let more = match report.shared {
         // The last words name each client's job.
-        true => [NOT_TOLD_APART.to_owned()]
-            .into_iter()
-            .chain(observations.last_words)
-            .collect(),
-        false => report
-            .gpus
-            .iter()
-            .flat_map(|gpu| used(report, gpu))
-            .collect(),
+        true => [vec![NOT_TOLD_APART.to_owned()], observations.last_words].concat(),
+        false => {
+            let gpus = report.gpus.iter();
+            gpus.flat_map(|gpu| used(report, gpu)).collect()
+        }
     };
     lines.extend(more.iter().map(|line| format!("    {line}")));
     lines
 }
 
-/// What the driver counted of a GPU, and how close its clients came to their limit.
 fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let seen = report.said_by_user.as_ref();
     let held = seen.and_then(|seen| seen.gpus.iter().find(|known| known.uuid == gpu.uuid));
@@ -143,7 +134,7 @@ pub fn advice(report: &JobReport) -> Option<String> {
     Some(format!("  advice: {}", advice.text))
 }
 
-/// One report as one paragraph, for the job's own output.
+/// For the job's own output.
 pub fn paragraph(report: &JobReport) -> String {
     let mut lines = lines(report);
     lines.extend(advice(report));

@@ -16,27 +16,25 @@ pub const REPORT_FD: i32 = 4;
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
 pub const OBSERVATIONS_FD: i32 = 5;
 
-/// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
+/// Nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
     pub job: JobId,
     pub uid: u32,
     pub control: PathBuf,
-    /// The NVML library, for the watches of the clients' memory and of the GPUs.
     pub nvml: String,
-    /// Root's directory of this boot, with the records of the jobs that share the daemons.
+    /// With the records of the jobs that share the daemons.
     #[serde(default)]
     pub run: PathBuf,
     pub daemons: Vec<Daemon>,
-    /// Time for all of them to be ready, milliseconds.
+    /// For all of them, milliseconds.
     pub start_ms: u64,
     pub command_ms: u64,
     pub over_limit: MemoryOverLimit,
     /// Look at what the job's GPUs do, for its report.
     #[serde(default)]
     pub usage: bool,
-    /// Look for programs of the job outside its MPS. A user who did not ask for one is told of
-    /// none.
+    /// A user who did not ask is told of no program outside the MPS.
     #[serde(default)]
     pub outside: bool,
 }
@@ -46,7 +44,7 @@ impl Spec {
         Paths::new(&self.run, "")
     }
 
-    /// Root's list of the jobs that share the daemons; `None`: they are one job's.
+    /// `None`: the daemons are one job's.
     pub fn sharers_file(&self) -> Option<PathBuf> {
         let is_shared = self.job.is_shared();
         is_shared.then(|| self.paths().job(&self.job).sharers())
@@ -99,15 +97,14 @@ impl Spec {
     }
 }
 
-/// One daemon as `mpsd` saw it become ready. Root checks the pids itself.
+/// As `mpsd` saw it. Root checks the pids itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ReadyDaemon {
     pub control: i32,
     pub server: i32,
 }
 
-/// Why the job has no MPS, by its own `mpsd`. Untrusted: a forged reason can only refuse the
-/// forger's own job.
+/// Untrusted: a forged reason can only refuse the forger's own job.
 #[derive(
     Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
 )]
@@ -128,6 +125,6 @@ impl From<String> for Unready {
     }
 }
 
-/// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification,
-/// once every one is ready and every limit was read back; else what failed and why.
+/// One line of JSON: the daemons in the order of the specification, once each is ready with its
+/// limits read back.
 pub type StartReport = Result<Vec<ReadyDaemon>, Unready>;

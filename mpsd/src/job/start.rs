@@ -1,5 +1,5 @@
-//! A start: carries the effects of a plan out, proves what they started, and undoes them if one
-//! fails. Each effect is in the journal before it is done.
+//! A start: carries the effects of a plan out, each after it is in the journal, and undoes them if
+//! one fails.
 
 use super::audit;
 use super::claim;
@@ -23,7 +23,7 @@ use std::time::Instant;
 pub(super) struct Start {
     pub(super) journal: Journal,
     spec: Spec,
-    /// The job's user had another process on the node when `mpsd` started.
+    /// When `mpsd` started, another process of its user was on the node.
     user_was_here: bool,
     began: Instant,
     _held: LockGuard,
@@ -69,7 +69,6 @@ impl Start {
         })
     }
 
-    /// Carries the plan out. After its last effect `mpsd` is starting.
     pub(super) fn carry_out<N: Node>(&mut self, node: &mut N) -> Result<(), FailedStart> {
         while self.journal.effects_begun < self.journal.plan.effects.len() {
             let number = self.journal.effects_begun;
@@ -98,14 +97,8 @@ impl Start {
                 let plan =
                     plan.ok_or_else(|| Undetermined::new(gpu.to_string(), "it is not shared"))?;
                 let begin = |node: &mut N, held| begin_shared(node, self, plan, held);
-                let shared = shared::join(
-                    node,
-                    self.journal.job(),
-                    &plan.record.job,
-                    begin,
-                    undo::undo,
-                )?;
                 let job = self.journal.job();
+                let shared = shared::join(node, job, &plan.record.job, begin)?;
                 if let Err(why) = node.note_before(job, self.journal.uid(), &gpu) {
                     // No job fails because its report lacks something.
                     let id = shared.job();
@@ -130,8 +123,7 @@ impl Start {
         Ok(())
     }
 
-    /// Carries out what is left, proves the MPS, and sets the record to ready; `detached`: no
-    /// caller waits for this process.
+    /// `detached`: no caller waits for this process.
     pub(super) fn finish(
         mut self,
         node: &mut impl Node,
@@ -156,8 +148,7 @@ impl Start {
         Ok(())
     }
 
-    /// This process returns, and a process of its own finishes the start. The record gets the
-    /// outcome.
+    /// A process of its own finishes the start. The record gets the outcome.
     pub(super) fn finish_detached<N: Node>(
         self,
         node: &mut N,
@@ -187,8 +178,7 @@ impl Start {
             .map_err(|failure| {
                 evidence::of_failed_start(node, &self.journal, self.user_was_here, failure)
             })?;
-        // A process that the driver holds at the job's end counts against the node only if it is
-        // one of these.
+        // Only these count against the node if the driver holds them at the job's end.
         self.journal.proved = proved;
         self.note_ready(node)
     }
@@ -208,7 +198,6 @@ impl Start {
     }
 }
 
-/// Begins the MPS of `plan`, which the job of `sharer` is the first to share. Returns its journal.
 /// The caller has made its directory, and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
@@ -242,8 +231,7 @@ fn begin_shared(
     Ok(start.journal)
 }
 
-/// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or
-/// has given up on it.
+/// The job's epilogue waits for the lock of the start, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
         let why = "it ended while its MPS was starting";

@@ -1,5 +1,5 @@
 //! What root keeps on a node: the accounts of the GPUs, and for each job its directory, journal and
-//! record. The only shared code that makes these files; it knows a machine through [`Files`] alone.
+//! record. It knows a machine through [`Files`] alone.
 
 use super::account::Account;
 use super::journal::Journal;
@@ -36,7 +36,7 @@ pub(crate) const LONGEST: usize = 1 << 20;
 /// Most entries of a user that are removed at one end.
 const MOST_ENTRIES: u64 = 1_000_000;
 const REMOVE_TIME: Duration = Duration::from_secs(5);
-/// A directory operation slower than this means that someone keeps the directory's lock.
+/// Slower than this, someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
 
 type Sharers = BTreeSet<JobId>;
@@ -46,40 +46,32 @@ fn locked(name: &str) -> Option<&str> {
     name.strip_prefix('.')?.strip_suffix(".lock")
 }
 
-/// Root's own file cannot be understood, or not be written as text.
+/// Root's own file.
 fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
     Fault::new(Evidence::Storage, what, why.to_string()).into()
 }
 
-/// A file that only root can write. An error is the node's unless something ran out: users fill the
-/// same file system.
-trait OrFault<T> {
-    fn or_fault(self) -> Result<T, Failure>;
-}
-
-impl<T> OrFault<T> for Result<T, FileError> {
-    fn or_fault(self) -> Result<T, Failure> {
-        self.map_err(|error| match &error {
-            FileError::Io { act, path, errno } => {
-                let lacking = (*errno == Errno::ENOSPC).then(|| lacking(path)).flatten();
-                let lacking = lacking
-                    .map(|lacking| format!(": {lacking}"))
-                    .unwrap_or_default();
-                let what = format!("cannot {act} '{}'", path.display());
-                let evidence = unless_scarce(Evidence::Storage, Some(*errno));
-                failure(evidence, what, errno.desc().to_owned() + &lacking)
-            }
-            FileError::Unfit { .. } => garbled(error.to_string(), "it is not as we left it"),
-            FileError::Bound { .. } => {
-                Undetermined::new("a limit of mpsd", error.to_string()).into()
-            }
-        })
+/// Of a file that only root can write: the node's fault, unless something ran out that users share.
+fn of_root(error: FileError) -> Failure {
+    match &error {
+        FileError::Io { act, path, errno } => {
+            let lacking = (*errno == Errno::ENOSPC).then(|| lacking(path)).flatten();
+            let lacking = lacking.map(|lacking| format!(": {lacking}"));
+            let what = format!("cannot {act} '{}'", path.display());
+            let evidence = unless_scarce(Evidence::Storage, Some(*errno));
+            failure(
+                evidence,
+                what,
+                errno.desc().to_owned() + &lacking.unwrap_or_default(),
+            )
+        }
+        FileError::Unfit { .. } => garbled(error.to_string(), "it is not as we left it"),
+        FileError::Bound { .. } => Undetermined::new("a limit of mpsd", error.to_string()).into(),
     }
 }
 
-/// What root keeps. A lock that another process holds is undetermined.
+/// A lock that another process holds is undetermined.
 pub trait Store: Files {
-    /// The lock at `path`, within [`super::node::NodeSettings::lock_time`].
     fn lock_in_time(&mut self, path: &Path) -> Result<LockGuard, Failure> {
         self.lock_until(path, Deadline::after(self.settings().lock_time))
     }
@@ -89,11 +81,11 @@ pub trait Store: Files {
             Err(error @ (FileError::Bound { .. } | FileError::Io { act: LOCK, .. })) => {
                 Err(Undetermined::new("lock", error.to_string()).into())
             }
-            other => other.or_fault(),
+            other => other.map_err(of_root),
         }
     }
 
-    /// Makes a directory of root's with those above it, as after a boot without tmpfiles.
+    /// With those above it, as after a boot without tmpfiles.
     fn make(&mut self, path: &Path) -> Result<(), Failure> {
         if self.is_there(path) {
             return Ok(());
@@ -103,16 +95,15 @@ pub trait Store: Files {
             return Err(Fault::new(Evidence::Configuration, path, "it has no parent").into());
         };
         self.make(parent)?;
-        self.create_dir(path, PASSABLE).or_fault()
+        self.create_dir(path, PASSABLE).map_err(of_root)
     }
 
-    /// The lock of the account of `gpu`. Each GPU has its own: jobs on different GPUs must not wait
-    /// for each other.
+    /// Each GPU has its own: jobs on different GPUs must not wait for each other.
     fn account_lock(&self, gpu: &GpuUuid) -> PathBuf {
         self.settings().paths.gpus().join(format!(".{gpu}.lock"))
     }
 
-    /// Removes what a writer of `file` that was killed may have left. The lock is ours now.
+    /// A writer that was killed may have left it. The lock is ours now.
     fn forget_write(&mut self, file: &Path) -> Result<(), FileError> {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         self.remove_file(&file.with_file_name(format!(".{name}.new")))
@@ -125,15 +116,15 @@ pub trait Store: Files {
 
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
         let file = self.settings().paths.gpu(gpu);
-        self.forget_write(&file).or_fault()?;
-        let bytes = self.read(&file, LONGEST).or_fault()?;
+        self.forget_write(&file).map_err(of_root)?;
+        let bytes = self.read(&file, LONGEST).map_err(of_root)?;
         let account = bytes
             .map(|bytes| serde_json::from_slice(&bytes))
             .transpose();
         account.map_err(|e| garbled(format!("account of {gpu}"), e))
     }
 
-    /// Writes the account of `gpu`, or removes it with its lock, which the caller holds.
+    /// `None` removes it with its lock, which the caller holds.
     fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
         let file = self.settings().paths.gpu(gpu);
         match account {
@@ -146,11 +137,11 @@ pub trait Store: Files {
                 .remove_file(&file)
                 .and_then(|()| self.remove_file(&self.account_lock(gpu))),
         }
-        .or_fault()
+        .map_err(of_root)
     }
 
     fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
-        let names = self.names(&self.settings().paths.gpus()).or_fault()?;
+        let names = self.names(&self.settings().paths.gpus()).map_err(of_root)?;
         let gpu = |name: &String| GpuUuid::parse(locked(name).unwrap_or(name)).ok();
         let mut gpus: Vec<GpuUuid> = names.iter().filter_map(gpu).collect();
         gpus.sort();
@@ -158,7 +149,7 @@ pub trait Store: Files {
         Ok(gpus)
     }
 
-    /// The job's lock, beside its directory: a lock inside would vanish with it.
+    /// Beside the job's directory: a lock inside would vanish with it.
     fn job_lock(&self, job: &JobId) -> PathBuf {
         self.job_files(job).lock()
     }
@@ -167,8 +158,7 @@ pub trait Store: Files {
         self.settings().paths.job(job)
     }
 
-    /// Locks the job and makes its directory. Only one prologue or epilogue of a job works at a
-    /// time.
+    /// Only one prologue or epilogue of a job works at a time.
     fn open_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let lock = self.job_lock(job);
         self.make(lock.parent().unwrap_or(Path::new("/")))?;
@@ -177,11 +167,10 @@ pub trait Store: Files {
         if made.is_err() && !self.has_directory(job) {
             let _ = self.remove_file(&lock);
         }
-        made.map(|()| held).or_fault()
+        made.map(|()| held).map_err(of_root)
     }
 
-    /// Waits longer for a shared MPS, because another job of the user holds its lock while it
-    /// begins.
+    /// Waits longer for a shared MPS: another job of the user holds its lock while it begins.
     fn lock_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
         let settings = self.settings();
         if job.is_shared() {
@@ -190,8 +179,7 @@ pub trait Store: Files {
         self.lock_in_time(&self.job_lock(job))
     }
 
-    /// The holder of this lock begins the MPS for another job of the same user. That user can stop
-    /// the holder, so a wait that times out can be the user's doing.
+    /// The holder begins the MPS for another job of the same user, who can stop the holder.
     fn lock_shared(&mut self, id: &JobId, time: Duration) -> Result<LockGuard, Failure> {
         let held = self.lock_until(&self.job_lock(id), Deadline::after(time));
         held.map_err(|failure| match failure {
@@ -214,7 +202,7 @@ pub trait Store: Files {
             return Ok(Some(held));
         }
         // Only the lock was left, by a program that was killed after it removed the directory.
-        self.remove_file(&lock).or_fault()?;
+        self.remove_file(&lock).map_err(of_root)?;
         Ok(None)
     }
 
@@ -223,17 +211,16 @@ pub trait Store: Files {
         is_listed || self.has_directory(id) || self.has_lock(id)
     }
 
-    /// The jobs that share the MPS `id`, under its lock.
+    /// Under its lock.
     fn read_sharers(&mut self, id: &JobId) -> Result<Sharers, Failure> {
         self.forget_write(&self.job_files(id).sharers())
-            .or_fault()?;
+            .map_err(of_root)?;
         self.look_at_sharers(id)
     }
 
-    /// The same without its lock.
     fn look_at_sharers(&mut self, id: &JobId) -> Result<Sharers, Failure> {
         let file = self.job_files(id).sharers();
-        let bytes = self.read(&file, LONGEST).or_fault()?;
+        let bytes = self.read(&file, LONGEST).map_err(of_root)?;
         let sharers = bytes
             .map(|bytes| serde_json::from_slice(&bytes))
             .transpose();
@@ -244,15 +231,17 @@ pub trait Store: Files {
     fn write_sharers(&mut self, id: &JobId, sharers: &Sharers) -> Result<(), Failure> {
         let file = self.job_files(id).sharers();
         if sharers.is_empty() {
-            return self.remove_file(&file).or_fault();
+            return self.remove_file(&file).map_err(of_root);
         }
         let text = serde_json::to_vec(sharers).map_err(|e| garbled("list", e))?;
         self.write(&file, &text, READABLE, Durability::OnDisk)
-            .or_fault()
+            .map_err(of_root)
     }
 
     fn all_shared(&self) -> Result<BTreeSet<JobId>, Failure> {
-        let names = self.names(&self.settings().paths.shared()).or_fault()?;
+        let names = self
+            .names(&self.settings().paths.shared())
+            .map_err(of_root)?;
         let id = |name: &String| {
             let list = name
                 .strip_prefix('.')
@@ -263,13 +252,11 @@ pub trait Store: Files {
         Ok(names.iter().filter_map(id).collect())
     }
 
-    /// Whether a prologue or an epilogue of the job is at work.
     fn is_held(&self, job: &JobId) -> bool {
         self.is_locked(&self.job_lock(job))
     }
 
-    /// Leaves a mark that tells the start under way that its job has ended. It lasts as long as the
-    /// job's directory.
+    /// Tells the start under way that its job has ended. The mark lasts as long as the directory.
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         self.make(&self.settings().paths.jobs())?;
         let directory = self.job_files(job).directory().to_owned();
@@ -278,10 +265,9 @@ pub trait Store: Files {
         let marked = self.create_dir(&directory, PASSABLE);
         match marked.and_then(|()| self.lock(&directory.join(CANCELLED), deadline)) {
             Err(_) if self.is_cancelled(job) => Ok(()),
-            // The holder of the job's lock has removed the directory meanwhile, so nothing is under
-            // way.
+            // The holder of the job's lock has removed the directory: nothing is under way.
             Err(error) if error.is_absent() => Ok(()),
-            other => other.map(drop).or_fault(),
+            other => other.map(drop).map_err(of_root),
         }
     }
 
@@ -298,13 +284,13 @@ pub trait Store: Files {
     }
 
     fn job_directories(&self) -> Result<Vec<String>, Failure> {
-        let mut names = self.names(&self.settings().paths.jobs()).or_fault()?;
+        let mut names = self.names(&self.settings().paths.jobs()).map_err(of_root)?;
         names.retain(|name| !name.starts_with('.'));
         Ok(names)
     }
 
     fn job_locks(&self) -> Result<Vec<String>, Failure> {
-        let names = self.names(&self.settings().paths.jobs()).or_fault()?;
+        let names = self.names(&self.settings().paths.jobs()).map_err(of_root)?;
         let locks = names.iter().filter_map(|name| locked(name));
         let alone = locks.filter(|name| {
             names
@@ -316,7 +302,7 @@ pub trait Store: Files {
 
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
         let file = self.job_files(job).file(JOURNAL);
-        let bytes = self.read(&file, LONGEST).or_fault()?;
+        let bytes = self.read(&file, LONGEST).map_err(of_root)?;
         let Some(bytes) = bytes else {
             return Ok(None);
         };
@@ -328,27 +314,26 @@ pub trait Store: Files {
         let text = journal.to_text().map_err(|why| garbled("journal", why))?;
         let file = self.job_files(journal.job()).file(JOURNAL);
         self.write(&file, text.as_bytes(), SECRET, Durability::OnDisk)
-            .or_fault()
+            .map_err(of_root)
     }
 
-    /// Writes the record for the job's tasks. Its readers end with the node, so no caller waits for
-    /// the disk.
+    /// Its readers end with the node, so no caller waits for the disk.
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         let text = record.to_text().map_err(|why| garbled("record", why))?;
         let file = self.job_files(&record.job).record();
         self.write(&file, text.as_bytes(), READABLE, Durability::Placed)
-            .or_fault()
+            .map_err(of_root)
     }
 
     fn read_record(&mut self, job: &JobId) -> Option<Record> {
         self.look_at_record(job).ok()?
     }
 
-    /// The same; it is a fault if there is one that cannot be read.
+    /// It is a fault if there is one that cannot be read.
     fn look_at_record(&mut self, job: &JobId) -> Result<Option<Record>, Failure> {
         let bytes = self
             .read(&self.job_files(job).record(), LONGEST)
-            .or_fault()?;
+            .map_err(of_root)?;
         let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
         Ok(text.and_then(|text| Record::parse(&text).ok()))
     }
@@ -364,13 +349,13 @@ pub trait Store: Files {
         [pipe, log].map(|name| files.directory().join(name))
     }
 
-    /// Only the user may enter them, because a process that reaches a pipe can shut its server down
+    /// Only the user may enter them: who reaches a pipe can shut its server down
     /// (docs/facts/mps-control.md#clients).
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let [pipe, log] = self.users_directories(journal, n);
         self.make_users_directory(journal, &pipe, PIPE_ROOM)
             .and_then(|()| self.make_users_directory(journal, &log, LOG_ROOM))
-            .or_fault()
+            .map_err(of_root)
     }
 
     fn are_locked(&mut self, journal: &Journal) -> bool {
@@ -395,7 +380,7 @@ pub trait Store: Files {
         }
     }
 
-    /// Removes what is left of the job, its lock last.
+    /// Its lock last.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
         let (directory, lock) = (
             self.job_files(job).directory().to_owned(),
@@ -403,24 +388,23 @@ pub trait Store: Files {
         );
         self.remove_tree(&directory, self.bounds())
             .and_then(|()| self.remove_file(&lock))
-            .or_fault()
+            .map_err(of_root)
     }
 
-    /// What the job's `mpsd` says that it saw: the user's word.
+    /// The user's word.
     fn observations(&mut self, job: &JobId) -> Option<Observations> {
         let file = self.job_files(job).file(OBSERVATIONS);
         Observations::parse(&self.read(&file, observations::LONGEST).ok()??)
     }
 
-    /// The same, and `mpsd` cannot add to it afterwards.
+    /// And `mpsd` cannot add to it afterwards.
     fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
         let told = self.observations(job);
         let _ = self.remove_file(&self.job_files(job).file(OBSERVATIONS));
         told
     }
 
-    /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share
-    /// on `gpu`. Without them its report and its output lack that, and nothing else.
+    /// Makes the files that tell the user of `job` what happens to the MPS that it begins to share.
     fn note_before(&mut self, job: &JobId, uid: u32, gpu: &GpuUuid) -> Result<(), FileError> {
         let placed = Durability::Placed;
         for paths in self.settings().paths.seen(job, uid, [gpu]) {
@@ -436,7 +420,7 @@ pub trait Store: Files {
         self.write(&killed, b"", SECRET, placed)
     }
 
-    /// What the `mpsd` of a shared MPS saw in this job's time, of all jobs that share it.
+    /// In this job's time, of all jobs that share it.
     fn shared_observations(&mut self, journal: &Journal) -> Option<Observations> {
         let paths = self
             .settings()

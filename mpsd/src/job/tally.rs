@@ -2,7 +2,6 @@
 
 use super::report::JobReport;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::observations::Observations;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_0
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// How many fell into each of [`CLASSES`], each counted once.
+    /// In each of [`CLASSES`], each counted once.
     pub within: [u64; CLASSES.len()],
     pub count: u64,
     pub sum_ms: u64,
@@ -30,28 +29,26 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// Jobs that ever had a ready MPS. A look counts the ended ones and those present; the highest
-    /// count stays.
+    /// Jobs that ever had a ready MPS, as looks counted them.
     #[serde(rename = "begun")]
     pub had_mps: u64,
     pub ended: u64,
     #[serde(rename = "left")]
     pub not_as_before: u64,
-    /// Jobs for which the node was drained: at their end, for their failed start, or at a second
-    /// look.
+    /// At their end, for their failed start, or at a second look.
     pub drained: u64,
     pub ready: Times,
     pub teardown: Times,
     pub refusals: u64,
     pub faults: u64,
     pub undetermined: u64,
-    /// Jobs whose `mpsd` says that they lost a server.
+    /// By the word of their `mpsd`.
     pub server_lost: u64,
     pub daemon_lost: u64,
     pub fatal_client: u64,
     pub refused_client: u64,
     pub over_memory: u64,
-    /// Jobs with a GPU that no client used at any look.
+    /// No client used it at any look.
     pub idle_gpu: u64,
     pub advised: BTreeMap<String, u64>,
 }
@@ -66,20 +63,16 @@ impl Tally {
         }
         self.teardown.add(report.teardown_ms);
         if let Some(observed) = &report.said_by_user {
-            self.said(observed);
+            self.server_lost += u64::from(!observed.servers_lost.is_empty());
+            self.daemon_lost += u64::from(!observed.daemons_lost.is_empty());
+            self.fatal_client += u64::from(!observed.fatal.is_empty());
+            self.refused_client += u64::from(!observed.refused.is_empty());
+            self.over_memory += u64::from(!observed.over_memory.is_empty());
         }
         self.idle_gpu += u64::from(report.had_idle_gpu());
         if let Some(advice) = &report.advice {
             *self.advised.entry(advice.rule.clone()).or_default() += 1;
         }
-    }
-
-    fn said(&mut self, observed: &Observations) {
-        self.server_lost += u64::from(!observed.servers_lost.is_empty());
-        self.daemon_lost += u64::from(!observed.daemons_lost.is_empty());
-        self.fatal_client += u64::from(!observed.fatal.is_empty());
-        self.refused_client += u64::from(!observed.refused.is_empty());
-        self.over_memory += u64::from(!observed.over_memory.is_empty());
     }
 
     pub fn failed(&mut self, kind: FailureKind) {
@@ -102,6 +95,7 @@ impl Tally {
 mod tests {
     use super::super::report::tests::report;
     use super::*;
+    use mpsd_core::observations::Observations;
 
     #[test]
     fn a_gpu_that_no_look_found_a_client_on_is_idle() {

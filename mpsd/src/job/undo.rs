@@ -6,19 +6,21 @@ use super::evidence;
 use super::findings::Findings;
 use super::journal::Journal;
 use super::node::{Member, Node, Role, Rung};
-use super::shared;
 use super::store::Store as _;
 use crate::plan::effects::Effect;
 use mpsd_core::text::{self, list};
-use mpsd_core::{GpuUuid, JobId};
+use mpsd_core::{Failure, GpuUuid, JobId};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// A job that shares several MPS splits the ladder's time among them, into at most this many parts.
-/// A node rarely has more GPUs.
+/// A job that shares several MPS splits the ladder's time among them. A node rarely has more GPUs.
 const MOST_LADDERS: usize = 8;
+/// Time for the lock of a shared MPS that is being begun.
+const MOMENT: Duration = Duration::from_secs(1);
+/// Time for a process that does not belong into the cgroup of a shared MPS to end.
+const SWEEP_TIME: Duration = Duration::from_secs(1);
 
-/// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone.
-/// The caller holds the job's lock.
+/// Removes the job's directory when all is undone. The caller holds the job's lock.
 ///
 /// What others need comes first, and what a user can make slow comes last: our own processes,
 /// accounts and compute modes, then strangers, then what the user left in files.
@@ -28,7 +30,6 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     findings
 }
 
-/// Removes the job's directory if its effects are undone, with what an end has noted in it.
 pub(super) fn remove_or_mark(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     if findings.is_clean() {
         findings.take(node.remove_job(journal.job()));
@@ -47,7 +48,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartSupervisor);
     if started {
-        // From here on our own teardown ends the daemons. `mpsd` must not report that as a loss.
+        // `mpsd` must not report as a loss that our own teardown ends the daemons.
         node.take_observations(journal.job());
         stop_own(node, journal, &mut findings);
     }
@@ -56,19 +57,22 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     let time = node.settings().teardown / u32::try_from(many).unwrap_or(1);
     for effect in journal.to_undo() {
         if let Effect::JoinShared { gpu } = effect {
-            findings.merge(shared::leave(node, journal, gpu, time, undo));
+            let id = JobId::shared(journal.uid(), gpu);
+            let left = leave_shared(node, &id, Some(journal), time, &mut findings);
+            findings.take(left);
         }
-        // Leaving the account also restores the compute mode, so `SetComputeMode` needs no step of
-        // its own.
+        // This also restores the compute mode, so `SetComputeMode` needs no step of its own.
         if let Effect::ClaimGpu { gpu } = effect {
-            findings.take_note(claim::leave(node, journal.job(), gpu));
+            match claim::leave(node, journal.job(), gpu) {
+                Ok(note) => findings.notes.extend(note),
+                Err(failure) => findings.take(Err(failure)),
+            }
         }
     }
     if started {
         stop_strangers(node, journal, &mut findings);
     }
-    // A server starts only after its GPU is claimed. Without a claim there is no server to look
-    // for, and NVML is not asked.
+    // A server starts only after its GPU is claimed.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
     if started && journal.to_undo().any(claims) {
         for gpu in &journal.record().gpus {
@@ -87,10 +91,137 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
 }
 
 /// Takes jobs that do not share it out of the list of the shared MPS `id`, and ends it if no job
-/// shares it. The notes say what was done.
+/// shares it.
 pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
-    let time = node.settings().teardown;
-    shared::take_out(node, id, None, time, undo)
+    let (mut findings, time) = (Findings::default(), node.settings().teardown);
+    let done = leave_shared(node, id, None, time, &mut findings);
+    findings.take(done);
+    findings
+}
+
+/// Takes the job of `sharer` out of the list of the shared MPS `id`, with all jobs that do not share
+/// it, and ends its clients. Without a job left the MPS ends, with `time` for its ladder.
+fn leave_shared(
+    node: &mut impl Node,
+    id: &JobId,
+    sharer: Option<&Journal>,
+    time: Duration,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    if !node.has_shared(id) {
+        return Ok(());
+    }
+    let leaves = sharer.map(Journal::job);
+    let begins = begins(node, id, leaves);
+    let moment = MOMENT.min(node.settings().ends.remaining() / 6);
+    let held = match begins {
+        true => node.lock_shared(id, moment),
+        false => node.lock_job(id),
+    };
+    // The end of the job that begins it takes out those that have left meanwhile.
+    if begins && let Err(Failure::Undetermined(_)) = held {
+        let note =
+            format!("shared MPS {id} is being begun for another job: its list is written later");
+        findings.notes.push(note);
+        return Ok(());
+    }
+    let _held = held?;
+    let before = node.read_sharers(id)?;
+    let mut sharers = before.clone();
+    sharers.retain(|job| Some(job) != leaves && shares(node, job, id));
+    let shared = node.read_journal(id)?;
+    if sharers.is_empty() {
+        node.write_sharers(id, &sharers)?;
+        return match shared {
+            Some(mut shared) => {
+                shared.sharers.extend(before);
+                shared.ladder = Some(time);
+                node.prepare_nvml(&shared.gpu_uuids());
+                findings.sharers.extend(shared.sharers.clone());
+                findings.merge(undo(node, &shared));
+                Ok(())
+            }
+            None => node.remove_job(id),
+        };
+    }
+    if let Some(shared) = &shared {
+        if let Some(sharer) = sharer {
+            node.end_clients(shared, sharer);
+        }
+        sweep(node, shared, findings);
+        remember_hang(node, shared, &before);
+    }
+    if sharers != before {
+        let gone: Vec<&str> = before.difference(&sharers).map(JobId::as_str).collect();
+        findings
+            .notes
+            .push(format!("job {} has left shared MPS {id}", gone.join(", ")));
+        match node.write_sharers(id, &sharers) {
+            // An end needs no room.
+            Err(Failure::Undetermined(why)) => findings.notes.push(format!(
+                "the jobs of shared MPS {id} are listed again at the next end: {why}"
+            )),
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether the start of a job other than `leaves` may hold the lock of the MPS until its proof. Its
+/// user can stop it, and no end waits for that.
+fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
+    if !node.is_held(id) {
+        return false;
+    }
+    let sharers = node.look_at_sharers(id).unwrap_or_default();
+    let mut others = sharers.iter().filter(|job| Some(*job) != leaves);
+    others.any(|job| shares(node, job, id) && !node.is_ready(job))
+}
+
+/// By its journal, which is written before the job enters the list. A job that has left, but could
+/// not be taken out of the list, has no journal, or that of a later run.
+fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
+    let is_this = |journal: Journal| {
+        journal
+            .joined_gpus()
+            .any(|gpu| JobId::shared(journal.uid(), gpu) == *id)
+    };
+    // A journal that cannot be read may say so.
+    node.read_journal(job)
+        .map_or(true, |journal| journal.is_some_and(is_this))
+}
+
+/// A drain at the end of the MPS names the jobs that shared it when it began to hang.
+fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobId>) {
+    let sharers = match (evidence::is_hung(node, shared), shared.sharers.is_empty()) {
+        (true, true) => sharers.clone(),
+        (false, false) => BTreeSet::new(),
+        _ => return,
+    };
+    let shared = shared.clone();
+    // Only a drain's reason has them, so a failure is no finding.
+    let _ = node.write_journal(&Journal { sharers, ..shared });
+}
+
+/// Ends what is in the cgroup of a shared MPS and is none of its programs: a job's limits do not
+/// hold it.
+fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
+    let mut others = node.known_members(shared);
+    others.retain(|member| member.role == Role::Other && !member.is_defunct());
+    if others.is_empty() {
+        return;
+    }
+    let processes: Vec<_> = others.iter().map(|member| member.process).collect();
+    let known = node.roles(shared, &processes);
+    others.retain(|member| !known.iter().any(|(process, _)| *process == member.process));
+    if !others.is_empty() {
+        let count = others.len();
+        findings.notes.push(format!(
+            "{count} processes that are not of MPS in the cgroup of shared MPS {}: killed",
+            shared.job()
+        ));
+        node.end_strangers(&others, Rung::Kill, SWEEP_TIME);
+    }
 }
 
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
@@ -116,8 +247,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     say_survivors(node, journal, left, began, findings);
 }
 
-/// Ends processes that run NVIDIA's files for this job and are not in the journal. A prologue may
-/// have been killed before it wrote a pid down, or a control daemon may have started more servers.
+/// A prologue may have been killed before it wrote a pid down, or a control daemon may have started
+/// more servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown) / 2;
     let began = Instant::now();
@@ -158,8 +289,8 @@ fn living(mut members: Vec<Member>) -> Vec<Member> {
     members
 }
 
-/// Reports contexts of the job's user on a GPU of the job. One is killed only if the site wants
-/// that and root proves that it is this job's. A GPU that does not answer is a fault.
+/// A context of the job's user is killed only if the site wants that and root proves that it is this
+/// job's. A GPU that does not answer is a fault.
 fn look_for_contexts(
     node: &mut impl Node,
     journal: &Journal,

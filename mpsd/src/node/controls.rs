@@ -19,13 +19,12 @@ const ALL_LOOKS: Duration = Duration::from_secs(2);
 pub struct ControlDaemon {
     pub uid: u32,
     pub pipe: Option<PathBuf>,
-    /// A scheduler's cgroup has it: a job started it.
+    /// By its scheduler's cgroup.
     pub is_of_job: bool,
-    /// The daemon, and behind it its servers.
+    /// Itself, and behind it its servers.
     pub processes: Vec<i32>,
 }
 
-/// The control daemons of the users that `of` names, by user.
 pub fn control_daemons(of: impl Fn(u32) -> bool) -> Vec<ControlDaemon> {
     let table = ProcessTable::scan().unwrap_or_default();
     let is_named = |name: &std::ffi::OsStr| name == &CONTROL[..LONGEST_NAME];

@@ -1,8 +1,7 @@
-//! The device files of GPUs that are none of a job's. Its daemons cannot open them.
+//! The device files of GPUs that are none of a job's.
 //!
 //! NVIDIA's programs open every GPU that they may, which takes most of a start on a node with
-//! several (docs/facts/mps-control.md#starting). One that a user took over gains no other GPU
-//! either.
+//! several (docs/facts/mps-control.md#starting). One that a user took over gains no GPU either.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -11,8 +10,8 @@ use std::path::PathBuf;
 const DEV: &str = "/dev";
 const GPU: &str = "nvidia";
 
-/// The device files of the other GPUs, under every name that they have in `/dev`. Empty if `/dev`
-/// lacks a file of the job's own GPUs: its names may then mean other devices.
+/// Under every name in `/dev`. Empty if `/dev` lacks a file of the job's own GPUs: its names may then
+/// mean other devices.
 pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
     if minors.is_empty() {
         return Vec::new();
@@ -31,22 +30,17 @@ pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
 
 fn others<'a>(known: &'a [(String, u64)], minors: &[u32]) -> Vec<&'a str> {
     let number = |name: &str| name.strip_prefix(GPU)?.parse::<u32>().ok();
-    let gpus = || {
-        known
-            .iter()
-            .filter_map(|(name, device)| Some((number(name)?, *device)))
-    };
-    let own: BTreeSet<u64> = gpus()
-        .filter(|(number, _)| minors.contains(number))
-        .map(|(_, device)| device)
-        .collect();
+    let numbered = |(name, device): &(String, u64)| Some((number(name)?, *device));
+    let (own, other): (Vec<_>, Vec<_>) = known
+        .iter()
+        .filter_map(numbered)
+        .partition(|(number, _)| minors.contains(number));
+    let devices = |gpus: Vec<(u32, u64)>| gpus.into_iter().map(|(_, device)| device);
+    let own: BTreeSet<u64> = devices(own).collect();
     if own.len() != minors.len() {
         return Vec::new();
     }
-    let other: BTreeSet<u64> = gpus()
-        .map(|(_, device)| device)
-        .filter(|device| !own.contains(device))
-        .collect();
+    let other: BTreeSet<u64> = devices(other).filter(|one| !own.contains(one)).collect();
     let is_others = known.iter().filter(|(_, device)| other.contains(device));
     is_others.map(|(name, _)| name.as_str()).collect()
 }

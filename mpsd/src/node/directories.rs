@@ -1,5 +1,5 @@
-//! mpsd's own directories as jobs with MPS need them. Only root can have changed them, so what is
-//! wrong there is the site's misconfiguration.
+//! mpsd's own directories as jobs with MPS need them. What is wrong there is the site's
+//! misconfiguration, because only root can have changed them.
 
 use mpsd_core::Paths;
 use mpsd_core::failure::{Evidence, Fault};
@@ -12,13 +12,12 @@ use std::path::{Path, PathBuf};
 /// What is so, or what is wrong and its remedy.
 pub type Check = Result<String, String>;
 
-/// What a job with MPS needs of run_dir.
+/// Run_dir, as a job with MPS needs it.
 pub fn run(paths: &Paths) -> [Check; 2] {
     [passable(&paths.jobs()), trusted(paths)]
 }
 
-/// Whether a prologue may put a job's files into run_dir: its tasks obey only what only root can
-/// have put there.
+/// Whether a prologue may put a job's files into run_dir: its tasks obey only what root put there.
 pub fn check_run(paths: &Paths) -> Result<(), Fault> {
     let wrong = of_others(&[paths.jobs(), paths.shared()]);
     wrong.map_or(Ok(()), |error| {
@@ -47,8 +46,7 @@ pub fn state(paths: &Paths) -> Check {
     }
 }
 
-/// What lets others than root put files there. What cannot be looked at now is told where it is
-/// used.
+/// What cannot be looked at now is told where it is used.
 fn of_others(directories: &[PathBuf]) -> Option<FileError> {
     let checked = directories.iter().map(|path| check_directory(path));
     checked

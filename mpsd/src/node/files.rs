@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const PRIVATE: u32 = 0o700;
-/// A directory that a tmpfs covers: only a process that sees the cover may enter.
+/// Only a process that sees the tmpfs over it may enter.
 const POINT: u32 = 0o700;
 const NOTHING: &str = ".mpsd-nothing";
-/// How much longer than its work a child may take to say why it failed.
+/// For a child to say why it failed, beyond its work's time.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
 const ROOT: (u32, u32) = (0, 0);
 
@@ -128,8 +128,8 @@ impl Files for RealNode {
             .map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
-    /// A child removes a name that is not there, which takes the lock as a daemon does that removes
-    /// its sockets. The user's FUSE mounts could delay it, so they are aborted first.
+    /// A child removes a name that is not there, which takes the lock. The user's FUSE mounts could
+    /// delay it, so they are aborted first.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
         let touch = || {
             let job = paths.first().and_then(|path| path.parent());
@@ -149,26 +149,23 @@ impl Files for RealNode {
     }
 
     fn keep(&mut self, outcome: JobOutcome<'_>) {
-        let limit = self.settings.teardown / 4;
-        if let Err(why) =
-            reports::keep(&self.settings.paths, &self.in_force.reports, outcome, limit)
-        {
-            let line = match outcome {
-                JobOutcome::Ended(report) | JobOutcome::NotStarted(report) => {
-                    format!("job {}: no report: {why}", report.job)
-                }
-                JobOutcome::Failed(_) => format!("a failed start is not counted: {why}"),
-                JobOutcome::Drained => format!("a drain is not counted: {why}"),
-            };
-            log::line(self.program, Severity::Info, &line);
-        }
+        let (paths, limit) = (&self.settings.paths, self.settings.teardown / 4);
+        let Err(why) = reports::keep(paths, &self.in_force.reports, outcome, limit) else {
+            return;
+        };
+        let line = match outcome {
+            JobOutcome::Ended(report) | JobOutcome::NotStarted(report) => {
+                format!("job {}: no report: {why}", report.job)
+            }
+            JobOutcome::Failed(_) => format!("a failed start is not counted: {why}"),
+            JobOutcome::Drained => format!("a drain is not counted: {why}"),
+        };
+        log::line(self.program, Severity::Info, &line);
     }
 }
 
-/// Makes the directory `path`, in which a user of `job` has files, with so much room.
-///
-/// A file that a user keeps open outlives its removal. So the directory is a file system of its
-/// own, which ends with it.
+/// A file that a user keeps open outlives its removal. So the directory is a file system of its own,
+/// which ends with it.
 fn bounded(
     node: &RealNode,
     job: &JobId,
@@ -218,7 +215,7 @@ impl RealNode {
     }
 }
 
-/// Removes `paths` from their directory `job`. Its lock lets only one of several removals hang.
+/// Its lock lets only one of several removals hang.
 fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
     let Some(dir) = Dir::find(job).map_err(|e| e.to_string())? else {
         return Ok(());
@@ -237,11 +234,8 @@ fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), Stri
 }
 
 /// Moves this process into the mount namespace and the root of the first process, if `path` is the
-/// same directory there.
-///
-/// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to
-/// them, and for a process in that namespace they keep such a directory busy. A scheduler in a
-/// container has another `path`.
+/// same directory there. A unit's namespace may hold hidden copies of the mounts on jobs'
+/// directories, which keep such a directory busy for a process in it.
 ///
 /// After an error this process must do nothing more: it may be in the namespace, but not in its
 /// root.
@@ -294,7 +288,7 @@ mod tests {
         drop(held);
     }
 
-    /// Without the lock another start would use the directory that is being removed.
+    /// Another start would use the directory that is being removed.
     #[test]
     fn a_job_whose_directory_stays_keeps_its_lock() {
         let place = tempfile::tempdir().unwrap();
@@ -306,8 +300,7 @@ mod tests {
         drop(held.unwrap());
     }
 
-    /// Two ends of one job at once: while one leaves the mark for a start under way, the other
-    /// removes the directory.
+    /// One end leaves the mark for a start under way, while another removes the directory.
     #[test]
     fn a_job_whose_directory_is_removed_while_its_start_is_cancelled_is_no_fault() {
         let place = tempfile::tempdir().unwrap();

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const KILL_MS: u64 = 2_000;
-/// How long `mpsd` may take beyond its own time to say why it is not ready.
+/// For `mpsd` to say why it is not ready, beyond its own time.
 const REPORT_TIME: Duration = Duration::from_millis(500);
 const LONGEST_REPORT: usize = 64 * 1024;
 
@@ -54,8 +54,7 @@ impl Daemons for RealNode {
         let name = journal.job().directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.in_force.cgroup, &name);
         if made.is_ok() {
-            // Other jobs that begin and end now may hold our lock of it for longer than a second
-            // look waits.
+            // Other jobs may hold our lock of it for longer than a second look waits.
             let _ = self.cgroups_kept.set(false);
         }
         // Without a cgroup, processes are identified by pid, start time and file.
@@ -116,8 +115,7 @@ impl Daemons for RealNode {
         });
         let observations = observations.ok().map(|file| (file, OBSERVATIONS_FD));
         spawn.inherit.extend(observations);
-        // A user at the limit of processes, or a full process table, proves nothing against the
-        // node.
+        // A user at the limit of processes proves nothing against the node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
@@ -178,15 +176,14 @@ impl Daemons for RealNode {
 
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         let alone = || {
-            // The worker ends with the process that started it: the next question starts another.
+            // The worker ends with the process that started it.
             self.worker = None;
             rest(self);
         };
         if detach(alone).is_err() {
             return false;
         }
-        // The other process has the daemon's report from now on. Dropping the worker here would
-        // wait for its end.
+        // The other process has the report from now on. A drop of the worker would wait for its end.
         std::mem::forget((self.worker.take(), self.started.take()));
         true
     }
@@ -235,14 +232,12 @@ mod tests {
     use mpsd_sys::testing::{STRANGER, alone};
     use std::os::unix::fs::PermissionsExt;
 
-    /// With a directory of its own for what it writes.
     fn node() -> (tempfile::TempDir, RealNode) {
         let dir = tempfile::tempdir().unwrap();
         let node = testing::node(dir.path(), Duration::from_secs(60));
         (dir, node)
     }
 
-    /// The start fails if the cgroup that was just made cannot be reached.
     #[test]
     fn a_cgroup_is_reached_while_other_jobs_change_the_sites_directory() {
         let _alone = alone();
@@ -263,7 +258,7 @@ mod tests {
         assert!(sites.remove().unwrap());
     }
 
-    /// Its user can stop it. Only the rollback of the start gives the GPU back at once.
+    /// Only the rollback of the start gives the GPU back at once.
     #[test]
     fn a_daemon_that_says_nothing_is_waited_for_no_longer_than_its_start_may_take() {
         let (tell, told) = std::sync::mpsc::channel();
@@ -289,7 +284,6 @@ mod tests {
         assert!(failed.contains("no report within "), "{failed}");
     }
 
-    /// Outside of the cgroup we would neither find nor bound a process of the job.
     #[test]
     fn nothing_of_a_job_runs_outside_of_the_cgroup_that_was_made_for_it() {
         let (mut journal, (_dir, node)) = (journal(), node());

@@ -1,5 +1,5 @@
 //! Lines for the node's log and for a program's caller: syslog, and systemd's journal for the audit
-//! trail. Nothing waits.
+//! trail.
 
 use crate::job::audit::Entry;
 use crate::job::node::Severity;
@@ -7,24 +7,20 @@ use mpsd_core::text::one_line;
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 
-/// Where systemd's journal takes entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
-/// Longest value of a field there, characters: the limits of a daemon with hundreds of GPUs fit. A
-/// longer value ends with "...".
+/// Longest value of a field, characters: the limits of a daemon with hundreds of GPUs fit.
 const LONGEST: usize = 32_000;
-/// Facility `daemon`, severities of syslog(3).
 const DAEMON: u8 = 3 << 3;
 
-/// Sends one line to the node's log under the name of `program`. A node without syslog loses it:
-/// the scheduler's own log has what the program wrote to its standard error.
+/// A node without syslog loses it: the scheduler's own log has the program's standard error.
 pub fn line(program: &str, severity: Severity, text: &str) {
     let (pid, level) = (std::process::id(), DAEMON | severity as u8);
     let line = format!("<{level}>{program}[{pid}]: {}", one_line(text, 900));
     let _ = send(&line, "/dev/log");
 }
 
-/// Sends an entry of the audit trail with its fields to systemd's journal, by its native protocol
-/// (systemd.io/JOURNAL_NATIVE_PROTOCOL). Without a journal that takes it now, it sends a line.
+/// To systemd's journal, by its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL). Without a
+/// journal that takes it now, it sends a line.
 pub fn entry(program: &str, entry: &Entry) {
     if journal(program, entry).is_err() {
         line(program, Severity::Info, &entry.line);
@@ -53,7 +49,7 @@ fn send(text: &str, to: &str) -> std::io::Result<()> {
     socket.send_to(text.as_bytes(), to).map(drop)
 }
 
-/// Prints `program: text` on standard error, on one line; a closed standard error loses it.
+/// On one line; a closed standard error loses it.
 pub fn complain(program: &str, text: &str) {
     let line = format!("{program}: {}\n", one_line(text, 2000));
     let _ = std::io::stderr().write_all(line.as_bytes());

@@ -1,8 +1,7 @@
 //! The processes of a job's MPS: which they are, and what a rung of the ladder does to them.
 //!
 //! The file that a process runs, and the pipe directory that it talks in, tell its role. A child
-//! with a deadline asks the kernel for both: the user can put either behind a file system that
-//! never answers, or hold the lock of the process's memory map forever.
+//! with a deadline asks for both: the user can make either hang forever.
 
 use super::real::{RealNode, uid_of};
 use super::tasks::{MOST_ENVIRONMENT, cgroup_name, is_in_cgroup_of};
@@ -24,22 +23,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SERVER: &str = "nvidia-cuda-mps-server";
-/// Time for one look at a process, and for all looks at those of one job.
+/// One look at a process, and all looks at those of one job.
 const LOOK_TIME: Duration = Duration::from_millis(200);
 const ALL_LOOKS: Duration = Duration::from_secs(2);
-/// Time for the looks by which a start is proved.
+/// The looks by which a start is proved.
 const PROOF_TIME: Duration = Duration::from_secs(1);
 const ALL_THREADS: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(5);
-/// How often a killed process is made ordinary again while it ends.
+/// How often a killed process is made ordinary again.
 const TURN: Duration = Duration::from_millis(100);
-/// Most time in which a job that leaves a shared MPS ends its clients.
+/// Of a job that leaves a shared MPS.
 const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
-    /// Reads only `cgroup.procs` and `stat`, for which the kernel takes no lock that a process can
-    /// keep (Linux, `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
+    /// The kernel takes no lock for `cgroup.procs` and `stat` that a process can keep (Linux,
+    /// `kernel/cgroup/cgroup.c`, `fs/proc/array.c`).
     fn grouped(&mut self, journal: &Journal) -> Vec<i32> {
         self.in_cgroup(journal)
     }
@@ -98,8 +97,7 @@ impl Members for RealNode {
             Rung::Polite => super::as_user::ask_to_stop(self, journal, deadline),
             Rung::Terminate => signal_each(&self.known_members(journal), Signal::SIGTERM),
             Rung::Kill => {
-                // A process that gets no turn on a CPU cannot end, and its user can take every turn
-                // from it.
+                // A user can take every turn on a CPU from a process, which then cannot end.
                 let own = self.known_members(journal).into_iter();
                 let own = own.filter_map(|member| member.process.open());
                 own.for_each(|process| normalise(&process));
@@ -114,14 +112,13 @@ impl Members for RealNode {
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
-    /// Usually there is none, because the scheduler has ended the job's processes. Root finds the
-    /// pids, and a process of the user asks NVIDIA's program to end them.
+    /// Usually there is none, because the scheduler has ended the job's processes.
     fn end_clients(&mut self, shared: &Journal, sharer: &Journal) {
         let clients = self.processes_of(shared, sharer);
         if clients.is_empty() {
             return;
         }
-        let list: Vec<String> = clients.iter().map(i32::to_string).collect();
+        let list = clients.iter().map(i32::to_string).collect::<Vec<_>>();
         let list = list.join(",");
         // A job may share several MPS, and each may be stopped.
         let time = TERMINATE_TIME.min(self.settings.ends.remaining() / 6);
@@ -159,7 +156,7 @@ impl Members for RealNode {
         by_child(Deadline::after(ALL_THREADS), all).ok()?
     }
 
-    /// Another process of the user can kill, stop or starve the job's MPS.
+    /// Another process can kill, stop or starve the job's MPS.
     fn describe(&mut self, pid: i32) -> String {
         let executable = Process::find(pid).and_then(|process| process.executable());
         let name =
@@ -173,7 +170,7 @@ impl Members for RealNode {
     }
 
     fn user_is_here(&mut self, journal: &Journal) -> bool {
-        // The table comes first: a child that has ended since is still known by its parent.
+        // First: a child that has ended since is still known by its parent.
         let Some(table) = ProcessTable::scan() else {
             return true;
         };
@@ -221,7 +218,6 @@ impl Members for RealNode {
 }
 
 impl RealNode {
-    /// The user's processes that are no known members of the MPS of `journal`.
     fn others_of(&mut self, uid: u32, journal: &Journal) -> Vec<ProcessRef> {
         let known = self.known_members(journal).into_iter();
         let known: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
@@ -230,9 +226,8 @@ impl RealNode {
         of_user.filter(|id| !known.contains(&id.pid)).collect()
     }
 
-    /// The user's processes that belong to the job of `sharer`, by the scheduler's cgroup, or else
-    /// by the variable that attached them. A user can forge the variable, but only against the
-    /// user's own jobs.
+    /// By the scheduler's cgroup, or else by the variable that attached them. A user can forge it,
+    /// but only against the user's own jobs.
     fn processes_of(&mut self, shared: &Journal, sharer: &Journal) -> Vec<i32> {
         let of_user = self.others_of(sharer.uid(), shared);
         let is_jobs = |id: &ProcessRef| self.is_of_job(sharer, id.pid) == Some(true);
@@ -265,7 +260,6 @@ fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(P
     look_at(processes, |process| role_of(node, journal, process))
 }
 
-/// The `processes` for which `role` finds a role. Children with deadlines look at them.
 fn look_at(
     processes: &[ProcessRef],
     role: impl Fn(&Process) -> Option<Role>,
@@ -288,7 +282,7 @@ fn look_at(
     one_by_one.filter_map(|id| look(&[*id])).flatten().collect()
 }
 
-/// Whether it talks, or listens, in one of this job's pipe directories; `None`: not known in time.
+/// Whether it talks or listens in a pipe directory of the job's; `None`: not known in time.
 fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
     let pipe = || {
         id.open()?
@@ -304,7 +298,7 @@ fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> 
     by_child(end.within(LOOK_TIME), || pipe().is_some_and(is_here)).ok()
 }
 
-/// The role of a process that runs a file in the journal. This looks up no path.
+/// This looks up no path.
 fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     let programs = journal.programs.as_ref()?;
     let runs = Some(process.executable()?.file);
@@ -316,11 +310,9 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     }
 }
 
-/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on
-/// an H200 machine, with the program itself in `/usr/local/nvidia`). Such a name counts only in the
-/// job's own cgroup, which holds only what we started. Root must own the file, and others must not
-/// be able to write it. The name that a process gives itself proves nothing. This looks files up,
-/// so only a child with a deadline may call it.
+/// The same, or by the vendor's name, since some installations have a wrapper at the usual path.
+/// Such a name counts only in the job's own cgroup, which holds only what we started, and of a file
+/// that root alone can write. Only a child with a deadline may call this.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);
@@ -339,8 +331,7 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
     (node.in_cgroup(journal).contains(&process.id().pid) && is_roots()).then_some(role)
 }
 
-/// The waiting threads of each user, without repeats: those of hundreds of clients must fit into
-/// one answer.
+/// Without repeats: the threads of hundreds of clients must fit into one answer.
 fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
     let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
     for (uid, threads) in processes {
@@ -358,7 +349,7 @@ fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> 
     users.into_iter().map(waiting).collect()
 }
 
-/// The frames of `stack` down to the driver's innermost one. A verdict needs no others.
+/// A verdict needs no other frames.
 fn down_to_driver(stack: &str) -> String {
     let mut above = 0;
     for frame in stack.split_inclusive('\n') {
@@ -370,8 +361,8 @@ fn down_to_driver(stack: &str) -> String {
     String::new()
 }
 
-/// `pid`, if it is a living process of the job's user in that role, in the job's cgroup or with its
-/// pipe directory. `by_file` is what [`by_file`] found.
+/// Whether it is a living process of the job's user in that role, in the job's cgroup or with its
+/// pipe directory. `by_file`: what [`by_file`] found.
 pub(super) fn prove(
     node: &RealNode,
     journal: &Journal,
@@ -389,8 +380,7 @@ pub(super) fn prove(
     proved.then(|| process.id())
 }
 
-/// The roles of those of `pids` whose files the journal does not know, by a single child. The usual
-/// case needs none.
+/// Of those whose files the journal does not know. The usual case needs no child.
 pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
     let processes = pids.iter().filter_map(|pid| Process::find(*pid));
     let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
@@ -416,10 +406,8 @@ fn wait_gone(
         if left.is_empty() || deadline.expired() {
             return left;
         }
-        let found: Vec<_> = left
-            .iter()
-            .filter_map(|member| member.process.open())
-            .collect();
+        let found = left.iter().filter_map(|member| member.process.open());
+        let found: Vec<_> = found.collect();
         for process in &found {
             while !process.wait_gone(deadline.within(TURN)) && !deadline.expired() {
                 // The user can starve it again meanwhile.
@@ -428,7 +416,7 @@ fn wait_gone(
                 }
             }
         }
-        // A process without a descriptor was not waited for, and may still end.
+        // One without a descriptor was not waited for, and may still end.
         if found.is_empty() {
             deadline.sleep(PAUSE);
         }

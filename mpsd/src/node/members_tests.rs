@@ -30,7 +30,6 @@ fn of_user(uid: u32) -> Option<Identity> {
     Some(Identity { uid, gid, groups })
 }
 
-/// One for each test, since they run side by side.
 fn made_cgroup(name: &str) -> Cgroup {
     let cgroup = Cgroup::create(&(Cgroup::passing() + name)).unwrap();
     cgroup.expect("this machine has no cgroup hierarchy to test with")
@@ -42,8 +41,7 @@ fn remove_cgroup(cgroup: &Cgroup) {
     removed.unwrap();
 }
 
-/// A pid that `mpsd` names is the user's word. It proves nothing if its process talks
-/// elsewhere, or is a stranger's.
+/// A pid that `mpsd` names is the user's word.
 #[test]
 fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
     let (node, mut journal) = recorded();
@@ -69,7 +67,6 @@ fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_ser
     assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
 }
 
-/// The journal does not have a server that NVIDIA's daemon has started again.
 #[test]
 fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
     let cgroup = made_cgroup("");
@@ -84,7 +81,6 @@ fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
     assert_eq!(own, [sleeper.id().unwrap()]);
 }
 
-/// The user's own program in our daemon's place may start what it likes in the job's cgroup.
 #[test]
 fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
     let cgroup = made_cgroup("-names");
@@ -135,7 +131,7 @@ fn a_user_is_here_as_long_as_a_thread_of_theirs_lives() {
     child.wait(limit()).unwrap();
 }
 
-/// Each process says that it is of job 78. A scheduler's cgroup is believed first.
+/// Each process says that it is of job 78.
 #[test]
 fn a_schedulers_cgroup_tells_the_job_of_a_process_and_its_own_word_only_without_one() {
     let cgroup = made_cgroup("-jobs");

@@ -19,18 +19,17 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
-/// A list of processes can grow between the count and the list.
+/// A list of processes can grow between its count and its content.
 const ATTEMPTS: usize = 4;
 const NVML: &str = "NVML";
-/// A directory for each GPU that the driver has, named after its place on the bus.
+/// A directory for each GPU, named after its place on the bus.
 const DRIVER_GPUS: &str = "/proc/driver/nvidia/gpus";
 const NVIDIA: &str = "0x10de";
-/// Most CPUs that are asked for, in words of 64.
+/// In words of 64.
 const CPU_WORDS: usize = 128;
-/// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
+/// Of nvml.h: the wrapper has no name for it.
 const INSUFFICIENT_RESOURCES: u32 = 23;
-/// What the loader says of a library that is missing, damaged or for another machine, but not if it
-/// has no memory for one.
+/// What the loader says of a library that is missing or damaged, but not if it lacks memory.
 const CANNOT_BE_LOADED: [&str; 6] = [
     "No such file or directory",
     "invalid ELF header",
@@ -46,7 +45,7 @@ const MIB: u64 = 1 << 20;
 pub struct NvmlError {
     pub what: String,
     pub why: String,
-    /// `None`: it may have another cause, such as a user of the GPU, a permission or a shortage.
+    /// `None`: it may have another cause, such as a permission or a shortage.
     pub evidence: Option<Evidence>,
 }
 
@@ -68,10 +67,9 @@ impl NvmlError {
 }
 
 trait Answer<T> {
-    /// Its error names the C function and what it was about.
+    /// Its error names the C function.
     fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError>;
-    /// The same for a GPU or a MIG device. A missing MIG device is no evidence: a user who may
-    /// divide its GPU can have removed it.
+    /// A missing MIG device is no evidence: a user who may divide its GPU can have removed it.
     fn of_device(self, call: &str, gpu: &GpuUuid) -> Result<T, NvmlError>;
     /// Becomes `usual` if this GPU or this driver does not know the call.
     fn or_unknown(self, usual: T) -> Self;
@@ -108,7 +106,7 @@ impl<T> Answer<T> for Result<T, Cause> {
     }
 }
 
-/// Only an error that means "broken" is evidence: memory, resources and time can run out.
+/// Only what means "broken": memory, resources and time can run out.
 fn proved_by(cause: &Cause) -> Option<Evidence> {
     match cause {
         Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => {
@@ -130,36 +128,34 @@ fn proved_by(cause: &Cause) -> Option<Evidence> {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Driver {
     pub version: String,
-    /// The indexes of the GPUs without persistence mode: the driver unloads their state when their
-    /// last user leaves.
+    /// Indexes of those without persistence mode: the driver unloads them when not used.
     pub forgotten: Vec<u32>,
 }
 
-/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times). It is never shut down:
-/// that costs some milliseconds, and each process that loads it ends with its job or its question.
+/// Loaded and initialised (12 ms; docs/facts/mps-control.md#times). It is never shut down, which
+/// costs some milliseconds: its process ends soon.
 #[derive(Debug, Clone, Copy)]
 pub struct Nvml {
     library: &'static Library,
 }
 
-/// What the driver has counted of a GPU between two looks. What it does not count is absent.
+/// Since the look before. What the driver does not count is absent.
 #[derive(Debug, Default)]
 pub struct GpuCounters {
-    /// When, microseconds since 1970, and the percent of the time since the sample before in which
-    /// a kernel ran.
+    /// When, microseconds since 1970, and the percent of the time in which a kernel ran.
     pub busy: Vec<(u64, u64)>,
-    /// The same of reads and writes of its memory.
+    /// The same of reads and writes.
     pub memory_busy: Vec<(u64, u64)>,
     pub energy_mj: Option<u64>,
-    /// Mean percent of the multiprocessors that had work, and of the memory's bandwidth.
+    /// Mean percent of multiprocessors with work, and of the memory's bandwidth.
     pub shares: Option<(f64, f64)>,
-    /// Since the look before, milliseconds; 0: there was none.
+    /// Milliseconds; 0: there was no look before.
     pub since_ms: u64,
 }
 
 #[derive(Debug, Default)]
 pub struct LookEnd {
-    /// The last samples of both kinds, microseconds since 1970.
+    /// Of the last samples, microseconds since 1970.
     busy: u64,
     memory_busy: u64,
     energy_mj: Option<u64>,
@@ -168,8 +164,7 @@ pub struct LookEnd {
 }
 
 impl LookEnd {
-    /// The next look counts samples after `since`, microseconds since 1970, and begins all other
-    /// counts itself.
+    /// The next look counts samples after `since`, microseconds since 1970.
     pub fn at(since: u64) -> Self {
         Self {
             busy: since,
@@ -180,8 +175,7 @@ impl LookEnd {
 }
 
 impl Nvml {
-    /// Loads `library`: a name for the system's loader, or an absolute path of a file that is
-    /// root's.
+    /// `library`: a name for the system's loader, or an absolute path of a file that is root's.
     pub fn load(library: &str) -> Result<Self, NvmlError> {
         let path = Path::new(library);
         if path.is_absolute() {
@@ -201,7 +195,7 @@ impl Nvml {
         Ok(Self { library })
     }
 
-    /// All GPUs that answer. A lost one is left out: a job that needs it finds it missing.
+    /// A lost GPU is left out: a job that needs it finds it missing.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
         let count = self.library.device_count();
         let count = count.of("nvmlDeviceGetCount_v2", NVML)?;
@@ -223,9 +217,8 @@ impl Nvml {
         Ok(all)
     }
 
-    /// As [`Self::inventory`], if what is `known` still holds of `gpus`; NVML takes 7 ms for its
-    /// first look at each. All are looked at if one of these has changed, or the number of all, or
-    /// if there is MIG.
+    /// As [`Self::inventory`], if what is `known` still holds of `gpus` and there is no MIG; NVML
+    /// takes 7 ms for its first look at each GPU.
     pub fn inventory_again(
         &self,
         known: Inventory,
@@ -267,8 +260,7 @@ impl Nvml {
     }
 
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
-        // A MIG device keeps its mode, and an end must not depend on a device that was removed
-        // meanwhile.
+        // An end must not depend on a MIG device, which may be removed.
         if gpu.is_mig() {
             return Ok(ComputeMode::Default);
         }
@@ -282,12 +274,10 @@ impl Nvml {
         set.of("nvmlDeviceSetComputeMode", gpu)
     }
 
-    /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers,
-    /// and the MPS clients.
+    /// Those with a compute context on `gpu`: MPS servers and clients, too.
     ///
     /// The caller must check that a process is there: NVML still lists it for a moment after its
-    /// end, and lists a process of another pid namespace by a number that means nothing here. A MIG
-    /// device's handle lists the device's own processes. A device that was removed has none.
+    /// end, and lists a process of another pid namespace by a number that means nothing here.
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = match self.device(gpu) {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
@@ -306,8 +296,8 @@ impl Nvml {
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
     }
 
-    /// What the driver has counted of `gpu` since `last`, which becomes this look. The driver keeps
-    /// samples of some seconds (docs/facts/mps-control.md#what-the-driver-counts).
+    /// Since `last`, which becomes this look. The driver keeps samples of some seconds
+    /// (docs/facts/mps-control.md#what-the-driver-counts).
     pub fn counters(&self, gpu: &GpuUuid, last: &mut LookEnd) -> GpuCounters {
         let Ok(device) = self.device(gpu) else {
             return GpuCounters::default();
@@ -346,7 +336,7 @@ impl Nvml {
         memory_mib(&self.device(gpu).ok()?).ok().flatten()
     }
 
-    /// The first look at `gpu`, which takes NVML 7 ms. The first question reports a failure.
+    /// NVML takes 7 ms for its first look at a GPU. The first question reports a failure.
     pub fn attach(&self, gpu: &GpuUuid) {
         let _ = self.device(gpu);
     }
@@ -359,8 +349,8 @@ impl Nvml {
         device.of_device("nvmlDeviceGetHandleByUUID", gpu)
     }
 
-    /// The same by its place on the bus, from the driver's own files. For a UUID NVML looks at one
-    /// GPU after the other, 7 ms each (docs/facts/mps-control.md#times).
+    /// By its place on the bus: for a UUID NVML looks at one GPU after the other, 7 ms each
+    /// (docs/facts/mps-control.md#times).
     fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'static>> {
         let place = place_of(gpu, Path::new(DRIVER_GPUS))?;
         let device = self.library.device_by_pci_bus_id(place).ok()?;
@@ -402,7 +392,6 @@ fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
     its.file_name().into_string().ok()
 }
 
-/// The samples after `last`, which becomes the youngest of them.
 fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64)> {
     let found = device.samples(kind, *last).unwrap_or_default();
     let percent = |value: &SampleValue| match *value {
@@ -453,16 +442,15 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         .collect()
 }
 
-/// The CPUs near a GPU, as the kernel lists them. The kernel's file comes first, because NVML scans
-/// the whole machine for its first answer: 10 ms on the host of an H200 (driver 580).
+/// The kernel's file comes first, because NVML scans the whole machine for its first answer: 10 ms
+/// on the host of an H200 (driver 580).
 fn near_cpus(device: &Device<'_>) -> Option<String> {
     let by_kernel = device.pci_info().ok().and_then(|pci| cpus_of(&pci.bus_id));
     let by_nvml = || Some(ranks::list(&device.cpu_affinity(CPU_WORDS).ok()?));
     by_kernel.or_else(by_nvml)
 }
 
-/// What the kernel says of NVIDIA's device at this place of the bus, as NVML writes it
-/// (`00000000:3B:00.0`).
+/// `bus_id`: as NVML writes it, `00000000:3B:00.0`.
 fn cpus_of(bus_id: &str) -> Option<String> {
     let (domain, place) = bus_id.split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;
@@ -472,8 +460,7 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// The MIG devices of `parent`, by number, without those that are removed meanwhile: a job that
-/// needs one finds it missing.
+/// Without those that are removed meanwhile: a job that needs one finds it missing.
 fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
     let most = device.mig_device_count();
     let what = format!("GPU {}", parent.index);

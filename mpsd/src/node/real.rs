@@ -31,10 +31,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with
-/// many GPUs.
+/// For one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many
+/// GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
-/// Longest wait for a worker that may be needed soon: the work before that must not wait for it.
+/// The work before the worker's first question must not wait longer for it.
 const PREPARATION: Duration = Duration::from_millis(100);
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
@@ -48,23 +48,21 @@ pub(super) struct Started {
 pub struct RealNode {
     pub(super) program: &'static str,
     pub(super) settings: NodeSettings,
-    /// In force on this node, except that the NVML library is that of the job in hand.
+    /// Except that the NVML library is that of the job in hand.
     pub(super) in_force: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
-    /// Stays until the servers are ready: without persistence mode the driver shuts down a GPU that
-    /// no process holds open.
+    /// Stays until the servers are ready: without persistence mode the driver shuts down an idle GPU.
     pub(super) worker: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
-    /// Whether a process keeps the lock of the directory with the jobs' cgroups.
+    /// A process keeps the lock of the directory with the jobs' cgroups.
     pub(super) cgroups_kept: OnceCell<bool>,
     pub(super) namespace_kept: OnceCell<bool>,
 }
 
 impl RealNode {
-    /// The node under `settings`, for `program`, which has `limit` for all, and `teardown` of it
-    /// for the ladder.
+    /// For `program`, which has `limit` for all, and `teardown` of it for the ladder.
     pub fn new(
         program: &'static str,
         settings: &Settings,
@@ -86,7 +84,7 @@ impl RealNode {
     }
 
     /// Whether a process keeps the lock of the site's directory that holds the job's cgroup. Then
-    /// the cgroup cannot be reached, and the job's processes are found as on a node without one.
+    /// the job's processes are found as on a node without one.
     pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
         let base = match (&journal.cgroup, &self.in_force.cgroup) {
             (Some(path), _) => path.parent(),
@@ -163,7 +161,7 @@ pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
 }
 
 impl RealNode {
-    /// Asks the worker. The first question starts it, and so does the first after a failure.
+    /// The first question starts the worker, and so does the first after a failure.
     fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
@@ -235,8 +233,7 @@ impl Gpus for RealNode {
 
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         let mut processes: Vec<GpuProcess> = self.ask(&Question::Processes(gpu.clone()))?;
-        // NVML goes on listing processes that are gone, or that live in another namespace
-        // (docs/facts/mps-control.md#nvml).
+        // NVML still lists processes that are gone (docs/facts/mps-control.md#nvml).
         processes.retain(|process| uid_of(process.pid).is_some());
         Ok(processes)
     }

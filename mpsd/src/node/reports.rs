@@ -1,12 +1,11 @@
-//! Job reports and counters on disk: written without waiting for the disk, kept up to a number and
-//! an age.
+//! Job reports and counters on disk, kept up to a number and an age.
 //!
 //! On some file systems a reader can keep a file's lock, if it reads into a mapping of a FUSE file
-//! system: XFS (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces or removes
-//! the file then waits, and holds the lock of the directory. So no user may open root's report. Its
-//! user has a copy in `/run/mpsd/reports/UID/JOB.json`, with a report on each line, and only on a
-//! tmpfs, which holds no lock while it reads. A user may enter that directory but not list it:
-//! listing holds a directory's lock on any file system.
+//! system: XFS (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces the file then
+//! waits, and holds the lock of the directory. So no user may open root's report. Its user has a
+//! copy in `/run/mpsd/reports/UID/JOB.json`, a report on each line, and only on a tmpfs, which holds
+//! no lock while it reads. A user may enter that directory but not list it: listing holds a
+//! directory's lock on any file system.
 
 use super::by_child;
 use crate::job::report::{JobOutcome, JobReport, VERSION, began};
@@ -25,31 +24,30 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::time::Duration;
 
-/// A directory that all users may pass through, and none may list.
+/// All users may pass through, and none may list.
 const PASSABLE: u32 = 0o711;
-/// Root's reports: no user lists what root changes.
+/// No user lists what root changes.
 const SECRET: u32 = 0o700;
-/// The mode that a directory with an ACL for one user shows. Without the ACL the group is root's.
+/// What a directory with an ACL for one user shows. Without the ACL the group is root's.
 const ONE_USERS: u32 = 0o710;
 const ROOTS_FILE: u32 = 0o600;
-/// A copy, in a directory that one user alone can pass through.
+/// In a directory that one user alone can pass through.
 const COPY: u32 = 0o644;
 const ROOT: (u32, u32) = (0, 0);
 const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
-/// Most jobs of a user, reports of a job, and bytes of them. The copies lie in one file system with
-/// the pipes.
+/// Of a user. The copies lie in one file system with the pipes.
 const MOST_JOBS: usize = 32;
 const MOST_REPORTS: usize = 16;
 const MOST_BYTES: usize = 64 * 1024;
-/// Longest that an end waits for a report to be written and old ones to be removed.
+/// Longest that an end waits for its report.
 const WRITE_TIME: Duration = Duration::from_millis(500);
 const COPY_TIME: Duration = Duration::from_millis(200);
-/// Time to read the counters, and our drains, which lie on the same disk.
+/// For the counters, and our drains on the same disk.
 const READ_TIME: Duration = Duration::from_secs(2);
 const COUNTERS: &str = "counters";
 const COUNTERS_LOCK: &str = ".counters.lock";
-/// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
+/// So old, an unfinished file is of a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
 const DAY: u64 = 86_400;
 
@@ -69,7 +67,7 @@ pub enum ReportsError {
     Other(String),
 }
 
-/// Keeps a report, or counts a failed start, in a child with a deadline: the disk may not answer.
+/// In a child with a deadline: the disk may not answer.
 pub fn keep(
     paths: &Paths,
     rule: &Reports,
@@ -98,7 +96,7 @@ pub struct Counted {
     pub waiting: usize,
 }
 
-/// The counters, with the `ready` jobs that have their MPS now, read by a child with a deadline.
+/// `ready` jobs have their MPS now. Read by a child with a deadline.
 pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, ReportsError> {
     let counted = || -> Result<Counted, ReportsError> {
         let tally = match rule.keep {
@@ -120,8 +118,7 @@ pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, R
 fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, ReportsError> {
     let _held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))?;
     let bytes = reports.read_limited(COUNTERS, LONGEST)?;
-    // If they are garbled after a crash of the node, they begin at zero, as after any reset of a
-    // counter.
+    // If a crash of the node has garbled them, they begin at zero.
     let before: Tally = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
     let mut tally = before.clone();
     change(&mut tally);
@@ -132,8 +129,7 @@ fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, Repor
     Ok(tally)
 }
 
-/// The directory of the reports. A node without tmpfiles does not have it before the first drain or
-/// report.
+/// A node without tmpfiles does not have it before the first drain or report.
 fn directory(paths: &Paths) -> Result<Dir, ReportsError> {
     let state = paths.state();
     let made = DirBuilder::new()
@@ -151,7 +147,7 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     let name = report.file_name();
     let earlier = reports.read_limited(&name, LONGEST).ok().flatten();
     let earlier: Option<JobReport> = earlier.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    // A later end of a job that has been counted.
+    // This is a later end then.
     let is_counted = earlier.as_ref().is_some_and(|earlier| !earlier.as_before);
     let report = match earlier {
         Some(earlier) => report.clone().after(earlier),
@@ -173,7 +169,7 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     for name in gone {
         reports.remove_file(&name)?;
     }
-    // Last, and in another file system: if it fails, root's report is kept.
+    // Last: if it fails, root's report is kept.
     keep_copy(paths, &report, rule.days).map_err(|why| ReportsError::Copy(Box::new(why)))
 }
 
@@ -187,7 +183,7 @@ fn written(dir: &Dir, name: &str) -> Option<u64> {
     u64::try_from(status.st_mtime).ok()
 }
 
-/// What a killed writer left of reports (see [`Dir::write`]), last written before `then`.
+/// What a killed writer left (see [`Dir::write`]), last written before `then`.
 fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
     let is_old = |name: &str| written(reports, name).is_some_and(|time| time < then);
@@ -197,7 +193,7 @@ fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     left.cloned().collect()
 }
 
-/// The names of a directory with their time, the youngest first, without those that have none.
+/// The youngest first, without those that have no time.
 fn dated(
     all: impl IntoIterator<Item = String>,
     time: impl Fn(&str) -> Option<u64>,
@@ -213,9 +209,8 @@ fn dated(
 /// Of the other reports (youngest first) those beyond `keep` with the one just written, and those
 /// older than `days`.
 ///
-/// The clock may be wrong, and set later. A report from the future has no known age: it counts as
-/// the oldest, and only the number removes it. If no other report was written within a day of
-/// `now`, the clock may be ahead, and no age counts.
+/// The clock may be wrong. A report from the future counts as the oldest, and only the number
+/// removes it. If no other report was written within a day of `now`, no age counts.
 fn too_many(
     mut others: Vec<(u64, String)>,
     keep: usize,
@@ -237,11 +232,11 @@ fn too_many(
 #[derive(Debug, Default)]
 pub struct StoredReports {
     pub reports: Vec<JobReport>,
-    /// How many others cannot be read, or have another version's format.
+    /// Others that cannot be read, or have another version's format.
     pub unread: usize,
 }
 
-/// The reports of jobs that began at `since` (seconds since 1970) or later.
+/// Of jobs that began at `since` (seconds since 1970) or later.
 pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, FileError> {
     let mut found = StoredReports::default();
     let Some(reports) = Dir::find(&paths.reports())? else {
@@ -251,7 +246,7 @@ pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, FileError> {
     for (_, name) in names.take_while(|(began, _)| *began >= since) {
         let bytes = match reports.read_limited(name, LONGEST) {
             Ok(Some(bytes)) => bytes,
-            // It has just been removed.
+            // Just removed.
             Ok(None) => continue,
             Err(_) => Vec::new(),
         };
@@ -272,7 +267,7 @@ fn keep_copy(paths: &Paths, report: &JobReport, days: u32) -> Result<(), Reports
     let (all, _) = run.create_dir(path.file_name().unwrap_or_default(), PASSABLE, ROOT)?;
     let _held = all.lock(".lock", Deadline::after(COPY_TIME))?;
     let (own, _) = all.create_dir(report.uid.to_string(), ONE_USERS, ROOT)?;
-    // Every time, because the maker of the directory may have been killed before this.
+    // Every time: the directory's maker may have been killed before this.
     own.let_pass(report.uid)?;
     let name = copy_name(&report.job);
     let earlier = own.read_limited(&name, LONGEST).ok().flatten();
@@ -285,7 +280,7 @@ fn copy_name(job: &JobId) -> String {
     format!("{}.json", job.whole().directory_name())
 }
 
-/// Adds the report's line, in place of an earlier one of the same run, and drops the oldest.
+/// The report's line replaces an earlier one of the same run, and the oldest are dropped.
 fn joined(earlier: &[u8], report: &JobReport) -> Result<String, ReportsError> {
     let mut reports = parse(earlier);
     reports.retain(|other| (&other.job, other.began) != (&report.job, report.began));
@@ -316,7 +311,7 @@ fn prune(own: &Dir, newest: &str, days: u32, now: u64) -> Result<(), FileError> 
     gone.try_for_each(|name| own.remove_file(&name).map(drop))
 }
 
-/// The reports of `job` and its steps that user `uid` may read; `None` if there is no copy.
+/// Those of `job` and its steps that user `uid` may read; `None`: there is no copy.
 pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, FileError> {
     let path = paths
         .own_reports()
@@ -340,8 +335,7 @@ mod tests {
             .unwrap();
     }
 
-    /// The reports that are removed of those that were written on `days`, at the end of the last of
-    /// `days`.
+    /// Of reports written on `days`, those that are removed at the end of the last day.
     fn gone(days: &[u64], keep: usize, age: u32) -> Vec<u64> {
         let (now, others) = days.split_last().unwrap();
         let others = dated(others.iter().map(u64::to_string), |name| {
@@ -426,15 +420,9 @@ mod tests {
         let runs = [("7", 10), ("7.0", 11), ("7", 20), ("7", 10)]
             .map(|(job, began)| report(job, began, &[]));
         let all = parse(runs.into_iter().fold(String::new(), add).as_bytes());
-        let named: Vec<_> = all
-            .iter()
-            .map(|one| (one.job.as_str(), one.began))
-            .collect();
-        assert_eq!(
-            named,
-            [("7.0", 11), ("7", 20), ("7", 10)],
-            "the same run once"
-        );
+        let named = all.iter().map(|one| (one.job.as_str(), one.began));
+        let once = [("7.0", 11), ("7", 20), ("7", 10)];
+        assert_eq!(named.collect::<Vec<_>>(), once);
         assert_eq!(parse(b"{\n\xff\n\n{\"version\":1}\n"), []);
         let text = (0..40).fold(String::new(), |text, began| {
             add(text, report("7", began, &[]))

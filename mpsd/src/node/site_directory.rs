@@ -1,9 +1,8 @@
 //! The site's directories that others may list, and jobs' cgroups in them.
 //!
 //! A process that lists a directory can keep its lock. A process that changes the directory then
-//! waits in the kernel and ignores signals. So a child with a deadline makes the change. It holds
-//! our lock meanwhile, so that only one child waits for each directory. The lock is in a directory
-//! that only root may list.
+//! waits in the kernel and ignores signals. So a child with a deadline makes the change, under our
+//! lock, which lets only one child wait. It is in a directory that only root may list.
 
 use super::by_child;
 use mpsd_core::Paths;
@@ -21,7 +20,7 @@ const CGROUP_TIME: Duration = Duration::from_millis(500);
 const NOTHING: &str = ".mpsd-nothing";
 const LONGEST: usize = 200;
 
-/// Does `work` on `directory` in a child, within `limit`. `work` must open what it needs.
+/// In a child, within `limit`. `work` must open what it needs.
 pub fn change<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,
@@ -34,7 +33,7 @@ pub fn change<T: Serialize + DeserializeOwned>(
     done.ok_or_else(locked)?
 }
 
-/// Whether a process keeps the lock of `directory`. None can if only root may list it.
+/// Whether a process keeps its lock. None can if only root may list it.
 pub(super) fn is_kept(paths: &Paths, directory: &Path) -> bool {
     let touched = || change_alone(paths, directory, CGROUP_TIME, || Ok(()));
     may_be_listed(directory) && matches!(touched(), Ok(None) | Err(AskError::Killed(_)))
@@ -56,8 +55,7 @@ fn change_alone<T: Serialize + DeserializeOwned>(
             Some(Err(FileError::Bound { .. })) => return None,
             held => held.and_then(Result::ok),
         };
-        // Takes the directory's lock and changes nothing: a child that is killed here does nothing
-        // when it gets the lock.
+        // Takes the directory's lock and changes nothing.
         let _ = Dir::open(directory).and_then(|directory| directory.remove_file(NOTHING));
         let done = work();
         if let (Some(run), Some(_)) = (run, held) {
@@ -68,19 +66,12 @@ fn change_alone<T: Serialize + DeserializeOwned>(
     let done = by_child(Deadline::after(limit), alone);
     if matches!(done, Err(AskError::Killed(_)))
         && let Some(run) = own_directory(paths)
+        // A child that still waits in the kernel holds it; then it stays for the next change.
+        && let Ok(_held) = run.lock(lock_of(directory), Deadline::after(Duration::ZERO))
     {
-        remove_lock(&run, directory);
+        let _ = run.remove_file(lock_of(directory));
     }
     done
-}
-
-/// Removes the lock that a killed child left. A child that still waits in the kernel holds it, and
-/// then it stays for the next change.
-fn remove_lock(run: &Dir, directory: &Path) {
-    let lock = lock_of(directory);
-    if let Ok(_held) = run.lock(&lock, Deadline::after(Duration::ZERO)) {
-        let _ = run.remove_file(&lock);
-    }
 }
 
 fn own_directory(paths: &Paths) -> Option<Dir> {
@@ -113,7 +104,7 @@ fn bases(rule: &Rule) -> Vec<PathBuf> {
     }
 }
 
-/// The cgroups of programs of ours that were killed: a trial of 'mpsctl doctor', or that of a note.
+/// Of programs of ours that were killed: a trial of 'mpsctl doctor', or that of a note.
 pub fn left_behind(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
     let bases = bases(rule).into_iter().filter(|base| base.is_dir());
     let left = |base: PathBuf| change(paths, &base, CGROUP_TIME, || Ok(Cgroup::left_behind(&base)));
@@ -122,7 +113,7 @@ pub fn left_behind(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
         .collect()
 }
 
-/// Makes the cgroup `name` as `rule` says; `None` if this node has no place for one.
+/// `None`: this node has no place for one.
 pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<PathBuf>, String> {
     let make = || {
         let made = match rule {
@@ -133,7 +124,7 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
         let made = made.map_err(|error| error.to_string())?;
         Ok(made.map(|cgroup| cgroup.path().to_owned()))
     };
-    // The first cgroup needs our own directory, in a directory that others may list.
+    // The first cgroup needs our own directory in one that others may list.
     let bases = bases(rule);
     let there = bases.iter().find(|base| base.is_dir());
     let Some(base) = there.or(bases.first()) else {
@@ -149,7 +140,7 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
     change(paths, directory, CGROUP_TIME, make)
 }
 
-/// Removes a job's cgroup, and our own directory above it if that is empty then.
+/// And our own directory above it if that is empty then.
 pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
     let remove = || cgroup.remove().map(drop).map_err(|error| error.to_string());
     let Some(base) = cgroup.path().parent() else {
@@ -159,7 +150,7 @@ pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
         false => remove()?,
         true => change(paths, base, CGROUP_TIME, remove)?,
     }
-    // If it is in use, it stays, and nothing depends on that.
+    // In use, it stays, and nothing depends on that.
     if let Some(above) = base.parent().filter(|_| Cgroup::is_own_base(base)) {
         let _ = change(paths, above, CGROUP_TIME, || {
             Cgroup::remove_base(base);

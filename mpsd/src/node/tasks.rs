@@ -11,16 +11,15 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest environment that is read, bytes.
+/// Bytes.
 pub(super) const MOST_ENVIRONMENT: usize = 256 * 1024;
-/// Time to read the processes of a job for `mpsctl status`: a user can make it hang.
+/// To read the processes of a job: a user can make it hang.
 const TASKS_TIME: Duration = Duration::from_millis(300);
 const MOST_PROCESSES: usize = 256;
 const SHOWN: usize = 120;
 const MOST_COMMAND: usize = 4096;
-/// A task's rank in the job, as launchers and schedulers say it: Open MPI, PMIx (PRRTE), Cray PALS,
-/// Hydra, Slurm. Slurm is last: the ranks that an MPI launcher starts in a batch script or a step
-/// inherit that one's.
+/// A task's rank in the job, by launcher. Slurm's is last: the ranks that an MPI launcher starts in
+/// a batch script or a step inherit that one's.
 const RANKS: [&str; 5] = [
     "OMPI_COMM_WORLD_RANK",
     "PMIX_RANK",
@@ -34,21 +33,8 @@ pub struct Task {
     pub pid: i32,
     pub rank: Option<u32>,
     pub command: String,
-    /// Its job, if it or its scheduler tells it.
+    /// If the task or its scheduler tells it.
     pub job: Option<String>,
-}
-
-/// The job of a process, by its scheduler's cgroup or else by the variable that attached it, which
-/// its user can forge. It can hang as [`Process::environment_variable`] can.
-fn job_of(process: &Process, by_sluid: &BySluid<'_>) -> Option<String> {
-    let job = match cgroup_name(process) {
-        Some(name) => name.job(by_sluid)?.into(),
-        None => {
-            let told = process.environment_variable(JOB, MOST_ENVIRONMENT)?;
-            told.into_string().ok()?
-        }
-    };
-    Some(one_line(&job, SHOWN))
 }
 
 pub type BySluid<'a> = dyn Fn(&str) -> Option<JobId> + 'a;
@@ -71,13 +57,11 @@ impl CgroupName {
     }
 }
 
-/// The name of a process' job by its scheduler's cgroup.
 pub fn cgroup_name(process: &Process) -> Option<CgroupName> {
     by_cgroup(process).map(|(job, _)| job)
 }
 
-/// Whether the scheduler's cgroup says that a process belongs to `job`, which may be a step with a
-/// daemon of its own. `sluid`: what root recorded of the job.
+/// `job` may be a step with a daemon of its own. `sluid`: what root recorded of the job.
 pub fn is_in_cgroup_of(process: &Process, job: &JobId, sluid: Option<&str>) -> bool {
     let is_its = |name: &str| (sluid == Some(name)).then(|| job.whole());
     let Some((name, step)) = by_cgroup(process) else {
@@ -92,10 +76,9 @@ fn by_cgroup(process: &Process) -> Option<(CgroupName, Option<String>)> {
     process.cgroups()?.iter().find_map(|path| by_path(path))
 }
 
-/// The job of a cgroup, and its step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm,
-/// `torque/12.srv` of Torque and `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. Root makes
-/// these. A user's own directories lie below them, or in `user.slice`, so the outermost name
-/// counts.
+/// The job and the step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm, `torque/12.srv` of
+/// Torque, `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. A user's own directories lie below
+/// these, or in `user.slice`, so the outermost name counts.
 fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
     if path.starts_with("/user.slice") {
         return None;
@@ -132,8 +115,8 @@ fn own(uid: u32, pid: i32) -> Option<Process> {
     Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
 }
 
-/// The processes of `uid` among `pids`, read by a child with a deadline. If the child hangs, the
-/// result has only their names, which no process can hide.
+/// Those of `uid` among `pids`, read by a child with a deadline. If it hangs, the result has only
+/// the processes' names, which none can hide.
 pub fn tasks(uid: u32, pids: &[i32], by_sluid: &BySluid<'_>) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
     let all = |look: &dyn Fn(&Process) -> Task| -> Vec<Task> {
@@ -152,9 +135,16 @@ fn task(process: &Process, by_sluid: &BySluid<'_>) -> Task {
     let line = process.command_line(MOST_COMMAND).unwrap_or_default();
     let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let command = words.collect::<Vec<_>>().join(" ");
+    // By its scheduler's cgroup, or else by the variable that attached it, which its user can forge.
+    let job = match cgroup_name(process) {
+        Some(name) => name.job(by_sluid).map(String::from),
+        None => process
+            .environment_variable(JOB, MOST_ENVIRONMENT)
+            .and_then(|told| told.into_string().ok()),
+    };
     Task {
         rank: RANKS.iter().find_map(rank),
-        job: job_of(process, by_sluid),
+        job: job.map(|job| one_line(&job, SHOWN)),
         command: one_line(command.trim_end(), SHOWN),
         ..named(process)
     }

@@ -8,7 +8,6 @@ use mpsd_core::config::Settings;
 use std::path::Path;
 use std::time::Duration;
 
-/// A node with its files in `place`.
 pub fn node(place: &Path, limit: Duration) -> RealNode {
     let settings = Settings {
         paths: Paths::new(place, place),

@@ -1,37 +1,30 @@
-//! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form
-//! is a snapshot.
+//! The plan: every privileged effect for one job, in order, each with its inverse.
 
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::record::Record;
 use std::fmt;
 
-/// One thing that root does to the node for the job. `job/undo.rs` has the inverses and their
-/// order. Each inverse copes with an effect that was begun and not finished, or never begun.
+/// One thing that root does to the node for the job; `job/undo.rs` does the inverse. An inverse
+/// copes with an effect that was begun and not finished, or never begun.
 #[derive(
     Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
 )]
 #[serde(tag = "effect", rename_all = "kebab-case")]
 pub enum Effect {
-    /// Enter the job into the GPU's account, with the compute mode found. Inverse: leave it.
+    /// Enter the job into the GPU's account, with the compute mode found.
     #[display("claim {gpu}")]
     ClaimGpu { gpu: GpuUuid },
-    /// Set the compute mode. Inverse: what the account says was found, when the last user leaves.
     #[display("set compute mode of {gpu} to {mode}")]
     SetComputeMode { gpu: GpuUuid, mode: ComputeMode },
-    /// Enter the job among those that share its user's MPS on a GPU; the first job begins the MPS
-    /// ([`Plan::shared_plans`]). Inverse: end the job's clients and leave; the last job ends the
-    /// MPS.
+    /// The first job that shares the MPS begins it ([`Plan::shared_plans`]).
     #[display("share the user's MPS on {gpu}")]
     JoinShared { gpu: GpuUuid },
-    /// Make the job's cgroup. Inverse: prove it empty, remove it.
     #[display("make the job's cgroup")]
     MakeCgroup,
-    /// Make pipe and log directory of daemon `n`, the user's, 0700, each with a bound of room.
-    /// Inverse: remove both.
+    /// They are the user's, 0700, each with a bound of room.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories { daemon: usize },
-    /// Start `mpsd` as the job's user, which starts the control daemons. It starts their servers
-    /// when all effects are done, and then proves every daemon ready. Inverse: the teardown ladder.
+    /// It starts their servers when all effects are done, and then proves every daemon ready.
     #[display("start mpsd as the job's user")]
     #[serde(rename = "start-daemon")] // Journals have this name.
     StartSupervisor,
@@ -57,13 +50,11 @@ pub struct Plan {
     /// What the job's tasks are told while it starts.
     pub record: Record,
     pub effects: Vec<Effect>,
-    /// For each GPU whose MPS the job shares, the plan of that MPS, which the first job carries
-    /// out.
+    /// For each GPU whose MPS the job shares: the first job carries it out.
     #[serde(rename = "shared")]
     pub shared_plans: Vec<Plan>,
     /// The minor numbers of its GPUs, each once; empty: the driver does not tell them all.
     pub minors: Vec<u32>,
-    /// What the log should say of decisions taken, one line each (a mode that stays, for example).
     pub notes: Vec<String>,
     /// What the request's options add to the printed plan, one line each.
     pub then: Vec<String>,

@@ -11,8 +11,7 @@ use mpsd_core::gpu::{MIG, Mig};
 use mpsd_core::request::Key;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
-/// The job's GPUs, or its MIG devices, in NVML's order, each once. Unknown GPUs never silently mean
-/// all of the node's.
+/// In NVML's order, each once. Unknown GPUs never silently mean all of the node's.
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
@@ -53,8 +52,7 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
     if found.is_none() && text.starts_with(MIG) {
-        // Users who may do that make and remove MIG devices while the GPU runs: no evidence against
-        // the node.
+        // No evidence against the node: users who may do that divide a GPU while it runs.
         let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided again since the \
                    scheduler looked, or a user may do that";
         return Err(Undetermined::new(format!("MIG device {text}"), why).into());
@@ -66,8 +64,7 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
     })
 }
 
-/// Whether a job with so many GPUs must have all of the node's: the node has one, or as many, or is
-/// the job's alone.
+/// Whether the job has all GPUs: the node has one, or as many, or is the job's alone.
 fn no_other(count: u32, devices: &Devices, inventory: &Inventory) -> bool {
     let here = inventory.gpus.len();
     here == 1
@@ -102,25 +99,21 @@ fn unknown_gpus(why: &str, allowed: &str) -> Failure {
     Refusal::new("MPS", why, allowed).into()
 }
 
-/// Refuses a job that was given MIG devices and whole GPUs. Only names tell: a number beside them
-/// counts both.
+/// Only names tell: a number beside MIG devices counts both.
 pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
     let is_mig = |name: &&GpuName| matches!(name, GpuName::Uuid(uuid) if uuid.starts_with(MIG));
     let migs = names.iter().filter(is_mig).count();
-    match names.len() - migs {
-        0 => Ok(()),
-        _ if migs == 0 => Ok(()),
-        whole => Err(Refusal::new(
-            "MPS",
-            format!(
-                "the job has MIG devices ({migs}) and whole GPUs ({whole}) on this node, and no process sees both"
-            ),
-            "either of them",
-        )),
+    let whole = names.len() - migs;
+    if migs == 0 || whole == 0 {
+        return Ok(());
     }
+    let why = format!(
+        "the job has MIG devices ({migs}) and whole GPUs ({whole}) on this node, and no process sees both"
+    );
+    Err(Refusal::new("MPS", why, "either of them"))
 }
 
-/// Refuses a GPU in MIG mode that the scheduler gave without a MIG device: nothing can run on it.
+/// Nothing can run on a GPU in MIG mode without a MIG device.
 pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.mig == Mig::On) else {
         return Ok(());
@@ -132,7 +125,6 @@ pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     ))
 }
 
-/// Whether the job has MIG devices. A process sees only one of them.
 pub fn has_devices(gpus: &[&Gpu]) -> bool {
     gpus.iter().any(|gpu| gpu.uuid.is_mig())
 }
@@ -144,7 +136,6 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
     }
 }
 
-/// How the job's tasks are bound, and how `CUDA_VISIBLE_DEVICES` names what they see.
 pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     let bind = draft.filled.bind.unwrap_or(Bind::DEFAULT);
     let usual = draft.settings.cuda_visible_devices;

@@ -15,20 +15,18 @@ const SITES: &str = "this site's ceiling of";
 /// MiB by GPU.
 type Memory = Vec<(GpuUuid, u64)>;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     threads: Option<Percent>,
     memory: Memory,
     priority: Option<Priority>,
-    /// Thread percentage by local rank; empty if all have the daemon's.
+    /// By local rank; empty if all have the daemon's.
     rank_threads: Vec<Percent>,
-    /// Memory by local rank; empty if all have the daemon's.
     rank_memory: Vec<Memory>,
 }
 
 impl Limits {
-    /// Thread percentage by local rank. A shared daemon does not hold a job's own limits, so every
-    /// rank has them.
+    /// A shared daemon does not hold a job's own limits, so every rank has them.
     pub fn rank_threads(&self, shared: bool) -> Vec<Percent> {
         let all = self
             .threads
@@ -36,7 +34,6 @@ impl Limits {
         all.map_or_else(|| self.rank_threads.clone(), |percent| vec![percent])
     }
 
-    /// Memory by local rank, likewise.
     pub fn rank_memory(&self, shared: bool) -> Vec<Memory> {
         match shared && self.rank_memory.is_empty() && !self.memory.is_empty() {
             true => vec![self.memory.clone()],
@@ -67,8 +64,7 @@ impl Limits {
 }
 
 impl Draft<'_> {
-    /// The limits. A user's number above a ceiling is refused. A number that mpsd computes is
-    /// lowered to it.
+    /// A user's number above a ceiling is refused; one that mpsd computes is lowered to it.
     pub fn limits(&self) -> Result<Limits, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
@@ -97,8 +93,7 @@ impl Draft<'_> {
         }
     }
 
-    /// The most that the site lets a client have, as the limits of a daemon that several jobs
-    /// share.
+    /// The most that the site lets a client have, for a daemon that several jobs share.
     pub fn ceilings(&self) -> Result<Limits, Refusal> {
         let memory = match self.settings.ceilings.memory {
             None => Vec::new(),
@@ -107,43 +102,30 @@ impl Draft<'_> {
         Ok(Limits {
             threads: self.settings.ceilings.threads,
             memory,
-            priority: None,
-            rank_threads: Vec::new(),
-            rank_memory: Vec::new(),
+            ..Limits::default()
         })
     }
 
-    /// What `auto` gives each task of a GPU for `key`, as `own` of `all` parts: the job's part,
-    /// divided by the tasks that meet there. On a shared GPU an unknown number of tasks counts as
-    /// one.
+    /// What `auto` gives each task, as `own` of `all` parts: the job's part of the GPU, divided by
+    /// the tasks that meet there, or by one if nobody knows how many meet on a shared GPU.
     fn auto_parts(&self, key: Key) -> Result<(u64, u64), Refusal> {
-        let tasks = match (self.shared, self.meeting) {
-            (true, None) => 1,
-            _ => u64::from(self.meeting_tasks(key)?.max(1)),
+        let tasks = match self.meeting {
+            Some(tasks) => u64::from(tasks.max(1)),
+            None if self.shared => 1,
+            None => {
+                let option = match self.asked.syntax {
+                    Syntax::Flags => "-n",
+                    Syntax::Account | Syntax::Resource => "mpiprocs, ppn",
+                };
+                let allowed = format!("the number of the job's tasks ({option}), or a fixed value");
+                return Err(self.refuse(key, NO_TASKS, allowed));
+            }
         };
         match (self.shared, self.part) {
             (false, _) => Ok((1, tasks)),
             (true, Some(Part { own, all, .. })) => Ok((own.into(), u64::from(all) * tasks)),
             (true, None) => Err(self.refuse(key, NO_PART, "a fixed value")),
         }
-    }
-
-    fn meeting_tasks(&self, key: Key) -> Result<u32, Refusal> {
-        self.meeting.ok_or_else(|| {
-            let allowed = match self.asked.syntax {
-                Syntax::Flags => "the number of the job's tasks (-n), or a fixed value",
-                Syntax::Account | Syntax::Resource => {
-                    "the number of the job's tasks (mpiprocs, ppn), or a fixed value"
-                }
-            };
-            self.refuse(key, NO_TASKS, allowed)
-        })
-    }
-
-    /// The part of a GPU's threads that the scheduler gave to the job.
-    fn threads_of_job(&self) -> Option<Percent> {
-        let Part { own, all, .. } = self.part.filter(|part| part.of_threads)?;
-        Some(Percent::of(own.into(), all.into()))
     }
 
     /// The daemon gets the largest value of a list: clients can only lower it
@@ -158,7 +140,9 @@ impl Draft<'_> {
             Some(Threads::Uniform(percent)) => (Some(*percent), Vec::new()),
             Some(Threads::PerRank(list)) => (list.iter().max().copied(), list.clone()),
         };
-        let (of_site, of_job) = (self.settings.ceilings.threads, self.threads_of_job());
+        let part_of_threads = self.part.filter(|part| part.of_threads);
+        let of_job = part_of_threads.map(|part| Percent::of(part.own.into(), part.all.into()));
+        let of_site = self.settings.ceilings.threads;
         let Some(ceiling) = of_site.into_iter().chain(of_job).min() else {
             return Ok((most, ranks));
         };
@@ -200,7 +184,7 @@ impl Draft<'_> {
             Some(MemoryLimit::PerRank(list)) => {
                 let ranks = list.iter().map(|amount| all(*amount));
                 let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
-                // As with threads, the daemon holds the largest and each rank lowers its own.
+                // As with threads, the daemon holds the largest.
                 let most = self.gpus.iter().enumerate().filter_map(|(n, gpu)| {
                     let most = ranks.iter().map(|rank| rank[n].1).max();
                     Some((gpu.uuid.clone(), most?))
@@ -235,16 +219,12 @@ impl Draft<'_> {
         })
     }
 
-    /// MiB on a GPU, bounded by the ceiling and the GPU's size. A higher number of the user is
-    /// refused, any other is lowered.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let is_typed = !matches!(self.asked.request.memory, None | Some(MemoryLimit::Auto));
-        let most = match self.settings.ceilings.memory {
-            Some(ceiling) => self.ceiling(gpu, ceiling)?,
-            None => u64::MAX,
-        };
-        match self.settings.ceilings.memory {
+        let ceiling = self.settings.ceilings.memory;
+        let most = ceiling.map_or(Ok(u64::MAX), |ceiling| self.ceiling(gpu, ceiling))?;
+        match ceiling {
             Some(ceiling) if is_typed && mib > most => {
                 let why = format!("the memory limit is above {SITES} {ceiling}");
                 Err(self.refuse(Key::Mem, why, format!("at most {ceiling}")))
@@ -339,8 +319,16 @@ mod tests {
         Ok(told)
     }
 
-    /// GPUs with 80 and 4 GiB.
+    const GIB_80: [Option<u64>; 1] = [Some(81_920)];
     const UNEQUAL: [Option<u64>; 2] = [Some(81_920), Some(4_096)];
+
+    fn part(own: u32, all: u32, of_threads: bool) -> Option<Part> {
+        Some(Part {
+            own,
+            all,
+            of_threads,
+        })
+    }
 
     #[test]
     fn a_number_above_the_ceiling_is_refused() {
@@ -353,12 +341,8 @@ MPS_MEM=13% | MPS_MEM=13%: the memory limit is above
 MPS_THREADS=50,MPS_MEM=10G | 50 [10240, 10240]
 MPS_MEM=12.5%,MPS_THREADS=1 | 1 [10240, 10240]"#;
         let ceilings = "\nceilings.threads = 50; ceilings.mem = \"10G\" | ";
-        check(
-            None,
-            &[Some(81_920); 2],
-            None,
-            &rows.replace('\n', ceilings),
-        );
+        let rows = rows.replace('\n', ceilings);
+        check(None, &[Some(81_920); 2], None, &rows);
     }
 
     #[test]
@@ -377,16 +361,11 @@ memory_over_limit = "ignore"; defaults.mem = "job=1G" | | all [1024, 1024]
 
     #[test]
     fn a_jobs_part_of_a_shared_gpu_is_its_clients_together() {
-        let part = Part {
-            own: 4,
-            all: 16,
-            of_threads: false,
-        };
         let rows = r#"
  | MPS_MEM=auto | all [10240] together [20480]
 ceilings.mem = "4G" | MPS_MEM=auto | all [4096] together [20480]
  | MPS_MEM=4G | all [4096]"#;
-        check(Some(part), &[Some(81_920)], Some(2), rows);
+        check(part(4, 16, false), &GIB_80, Some(2), rows);
     }
 
     /// A GPU with less than the ceiling gives what it has.
@@ -401,28 +380,14 @@ defaults.mem = "8G" | | all [8192, 4096]"#;
         let rows =
             |rows: &str| rows.replace("CEILINGS", "ceilings.threads = 50; ceilings.mem = \"10G\"");
         check(None, &UNEQUAL, None, &rows(all));
-        let auto = "CEILINGS | MPS_THREADS=auto,MPS_MEM=auto | ";
-        check(
-            None,
-            &UNEQUAL,
-            Some(16),
-            &rows(&format!("{auto} 12.5 [5120, 256]")),
-        );
-        check(
-            None,
-            &UNEQUAL,
-            Some(2),
-            &rows(&format!("{auto} 50 [10240, 2048]")),
-        );
+        let auto = rows("CEILINGS | MPS_THREADS=auto,MPS_MEM=auto | ");
+        for (tasks, expected) in [(16, "12.5 [5120, 256]"), (2, "50 [10240, 2048]")] {
+            check(None, &UNEQUAL, Some(tasks), &(auto.clone() + expected));
+        }
     }
 
     #[test]
     fn a_part_of_the_threads_is_the_most_that_a_job_gets_of_them() {
-        let part = Part {
-            own: 25,
-            all: 100,
-            of_threads: true,
-        };
         // With auto it would be twice the part.
         let rows = "
  | | all []
@@ -434,32 +399,27 @@ ceilings.threads = 10 | | 10 []
 ceilings.threads = 50 | MPS_THREADS=50 | MPS_THREADS=50: WHY; allowed: 1 to 25
 ceilings.threads = 50 | MPS_THREADS=5:50 | MPS_THREADS=5:50: WHY; allowed: 1 to 25";
         let why = "the thread percentage is above the job's share of the GPU, 25";
-        let memory = [Some(81_920)];
-        check(Some(part), &memory, None, &rows.replace("WHY", why));
-        let shards = Part {
-            of_threads: false,
-            ..part
-        };
+        check(
+            part(25, 100, true),
+            &GIB_80,
+            None,
+            &rows.replace("WHY", why),
+        );
         // Shards limit nothing by themselves.
-        check(Some(shards), &memory, None, " | MPS_THREADS=50 | 50 []");
+        let rows = " | MPS_THREADS=50 | 50 []";
+        check(part(25, 100, false), &GIB_80, None, rows);
     }
 
     #[test]
     fn a_ceiling_below_its_share_divides_a_gpu_by_more() {
         let gpus = [gpu(0, 81_920), gpu(1, 40_960)];
         let parts = |memory: [u64; 2]| {
-            let memory = gpus
-                .iter()
-                .zip(memory)
-                .map(|(gpu, mib)| (gpu.uuid.clone(), mib));
+            let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
             let limits = Limits {
-                threads: None,
-                memory: memory.collect(),
-                priority: None,
-                rank_threads: Vec::new(),
-                rank_memory: Vec::new(),
+                memory: uuids.zip(memory).collect(),
+                ..Limits::default()
             };
-            limits.divides_memory_by(&gpus.iter().collect::<Vec<_>>())
+            limits.divides_memory_by(&gpus.each_ref())
         };
         assert_eq!(parts([40_960, 20_480]), Some(2), "the share of two tasks");
         // Under a ceiling of 10G: four tasks on one of them may keep it.
@@ -481,12 +441,8 @@ ceilings.mem = "10G" | MPS_MEM=25% | MPS_MEM=25%: WHY
 ceilings.mem = "50%" | | this site's memory ceiling of 50%: WHY
 ceilings.mem = "50%" | MPS_MEM=4G | this site's memory ceiling of 50%: WHY"#;
         let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
+        let rows = rows.replace("WHY", why);
         // GPU 0 tells no size, GPU 1 does.
-        check(
-            None,
-            &[None, Some(81_920)],
-            Some(4),
-            &rows.replace("WHY", why),
-        );
+        check(None, &[None, Some(81_920)], Some(4), &rows);
     }
 }

@@ -32,8 +32,6 @@ pub struct Case<'a> {
     pub inventory: &'a Inventory,
 }
 
-/// The plan for the job.
-///
 /// # Errors
 /// A refusal; a fault if a GPU that the scheduler gave is not there.
 pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
@@ -98,7 +96,6 @@ fn draft<'a>(case: &Case<'a>) -> Result<Draft<'a>, Failure> {
     })
 }
 
-/// What the job's tasks read of its MPS.
 fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daemon>) -> Record {
     let (submission, settings, given) = (case.submission, case.settings, &case.devices.gpus);
     let job = submission.job.clone();
@@ -153,8 +150,7 @@ fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daem
 }
 
 impl Draft<'_> {
-    /// A process sees one MIG device, and a shared MPS has one GPU: a job with several has a daemon
-    /// for each. A note says so of MIG devices.
+    /// A process sees one MIG device, and a shared MPS has one GPU.
     fn separate_daemons(&mut self) -> Option<String> {
         let has_devices = gpus::has_devices(&self.gpus);
         let is_separate = self.gpus.len() < 2 || self.filled.mode == Mode::PerGpu;
@@ -181,8 +177,7 @@ impl Draft<'_> {
         groups.enumerate().map(daemon).collect()
     }
 
-    /// The daemons that the user's jobs share, one for each GPU. They hold the
-    /// site's ceilings; each job's limits are in its tasks' environment.
+    /// They hold the site's ceilings; each job's limits are in its tasks' environment.
     fn shared_daemons(&self, uid: u32) -> Result<Vec<Daemon>, Refusal> {
         let limits = self.ceilings()?;
         let daemon = |gpu: &&Gpu| {
@@ -193,7 +188,6 @@ impl Draft<'_> {
         Ok(self.gpus.iter().map(daemon).collect())
     }
 
-    /// The plan of the MPS behind `daemon`, which the first of the jobs that share it carries out.
     fn shared_plan(&self, uid: u32, daemon: &Daemon) -> Plan {
         let gpu = daemon.gpus[0].clone();
         let id = JobId::shared(uid, &gpu);
@@ -259,7 +253,6 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
     }
 }
 
-/// Whether other jobs may use its GPUs, and its part of them.
 fn may_share(case: &Case<'_>) -> (bool, Option<Part>) {
     match case.devices.exclusive {
         Exclusive::Shared(part) => (true, part),
@@ -321,8 +314,7 @@ fn why_mode_stays(case: &Case<'_>, gpu: &Gpu) -> Option<&'static str> {
     }
 }
 
-/// What happens to a program that the job's script starts without a rank. Slurm gives a script a
-/// rank.
+/// Slurm gives a script a rank, other schedulers none.
 fn without_rank(case: &Case<'_>, draft: &Draft<'_>) -> Option<String> {
     let per_gpu = draft.filled.mode == Mode::PerGpu && draft.gpus.len() > 1;
     let system = batch::of(case.submission.scheduler);

@@ -5,11 +5,11 @@ use mpsd_core::Failure;
 use mpsd_core::config::WarnOrRefuse;
 use mpsd_core::failure::{Evidence, Fault, Refusal};
 
-/// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
+/// The line for the job's own error file if it may run all the same.
 ///
 /// # Errors
-/// A refusal on the job's first node, where its user reads it. On a Torque sister it is a fault of
-/// the configuration: the user reads nothing there, and tasks that TM starts would run outside MPS.
+/// A refusal on the job's first node, where its user reads it. On a Torque sister nobody would read
+/// it, so there it is a fault of the configuration.
 pub fn decide(
     missing: Option<Unattached>,
     sister: bool,

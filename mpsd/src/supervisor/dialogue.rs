@@ -13,7 +13,7 @@ const PRECISION: f64 = 0.05;
 /// The command that always answers, with one number. It brackets commands that may not answer.
 const BRACKET: &str = "get_default_active_thread_percentage";
 
-/// The limits of `daemon` besides its threads: name, value, and words.
+/// Besides threads: name, value, and words.
 fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
@@ -60,7 +60,7 @@ pub struct InForce {
     pub holds: bool,
 }
 
-/// The limits by the answers to [`read`]. A size may have no answer.
+/// By the answers to [`read`]. A size may have no answer.
 pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let mut answers = answers.peekable();
@@ -84,7 +84,7 @@ pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
     all
 }
 
-/// Checks the answers to [`configure`]. The error names the first limit that is not in force.
+/// By the answers to [`configure`]. The error names the first limit that is not in force.
 pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = percent(daemon);
@@ -106,8 +106,7 @@ pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     }
 }
 
-/// Compares values, because the daemon answers `4096M` with `4G`, the largest unit that holds it
-/// whole (seen on driver 580).
+/// The daemon answers `4096M` with `4G`, the largest unit that holds it whole (driver 580).
 fn is_same(said: &str, value: &str) -> bool {
     said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
 }
@@ -201,7 +200,7 @@ impl Proof {
     }
 }
 
-/// A line of the vendor's log (forms: mps-580-transcript).
+/// A line of the vendor's log (docs/facts/mps-580-transcript.txt).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// `NEW SERVER 691: Ready`.
@@ -223,10 +222,9 @@ pub enum Event {
     Active(i32),
     /// `Client process 494 disconnected`.
     Left(i32),
-    /// A client's fatal error, which ends every client on its GPU. NVIDIA documents that, but not
-    /// the words of the log.
+    /// It ends every client on the GPU. NVIDIA does not document the words of the log.
     Fatal(String),
-    /// `Failed to start server using uid …`, or a fault: for the user to read.
+    /// A failed start of a server, or a fault: for the user to read.
     Trouble(String),
 }
 
@@ -234,7 +232,7 @@ pub enum Event {
 type LineForm = (&'static str, fn(&str) -> bool, fn(i32) -> Event);
 
 impl Event {
-    /// Reads a line `[date time Who pid] message`; `None`: it tells nothing.
+    /// Of `[date time Who pid] message`; `None`: it tells nothing.
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
         if let Some(command) = message.strip_prefix("Cmd:") {
@@ -365,8 +363,7 @@ mod tests {
         assert!(proof.confirms(&daemon(Some("25"), Some(2048))).is_err());
     }
 
-    /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results. The daemon logs
-    /// each command.
+    /// Recorded forms: docs/facts/mps-580-transcript.txt, tests/hardware/results.
     #[test]
     fn lines_of_the_log_are_told_apart() {
         let (fatal, trouble) = ("Server hit a fatal exception", "a fault by default");

@@ -13,8 +13,8 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct Watches {
     pub socket: Option<WatchDescriptor>,
-    /// End it before the daemon's end. Closing the descriptor right after its last watch takes the
-    /// kernel 7 to 25 ms (`fsnotify_wait_marks_destroyed`, Linux 6.18), and root waits for our end.
+    /// End it before the daemon's end: closing the descriptor right after its last watch takes 7 to
+    /// 25 ms (`fsnotify_wait_marks_destroyed`, Linux 6.18).
     pub log: Option<WatchDescriptor>,
 }
 
@@ -55,7 +55,7 @@ impl Events {
         let _ = watch.take().map(|watch| self.inotify.rm_watch(watch));
     }
 
-    /// Waits for an event, for `limit` at most; `None`: no limit. True: SIGTERM, SIGINT or SIGHUP.
+    /// `limit` at most; `None`: no limit. True: SIGTERM, SIGINT or SIGHUP.
     pub fn wait(&mut self, limit: Option<Duration>, clients: &ClientWatch) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {
@@ -71,11 +71,7 @@ impl Events {
             Err(e) => return Err(format!("cannot wait: {e}")),
         }
         // The events only wake us: the caller reads the files.
-        while self
-            .inotify
-            .read_events()
-            .is_ok_and(|events| !events.is_empty())
-        {}
+        while matches!(self.inotify.read_events(), Ok(events) if !events.is_empty()) {}
         let mut terminate = false;
         while let Ok(Some(signal)) = self.signals.read() {
             terminate |= signal != Signal::SIGCHLD;

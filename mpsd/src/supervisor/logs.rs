@@ -1,5 +1,4 @@
-//! Files of the job's user that the daemon appends to or follows. The user may have made each a
-//! link, a FIFO or a device.
+//! Files of the job's user, who may have made each a link, a FIFO or a device.
 
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
@@ -41,8 +40,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Makes `control.log` in `directory` and opens it twice: for the daemon to append to, and for
-    /// us to read.
+    /// Opens the log twice: for the daemon to append to, and for us to read.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let path = directory.join(CONTROL_LOG);
         let flags = NO_WAIT | OFlag::O_NOFOLLOW;
@@ -58,7 +56,7 @@ impl Tail {
         Ok((writer, Self { file, rest, last }))
     }
 
-    /// Gives the log in `directory` another name. Its daemon goes on to write into it.
+    /// Its daemon goes on to write into it.
     pub fn set_aside(directory: &Path) -> io::Result<()> {
         std::fs::rename(directory.join(CONTROL_LOG), directory.join(EARLIER_LOG))
     }
@@ -88,7 +86,7 @@ impl Tail {
     }
 }
 
-/// The job's log for its user, `mpsd.log`. A full disk loses lines and does no other harm.
+/// For the job's user. A full disk loses lines and does no other harm.
 #[derive(Debug, Default)]
 pub struct UserLog(Option<File>);
 
@@ -116,7 +114,7 @@ impl UserLog {
     }
 }
 
-/// The pid of the `mpsd` that writes the log in `directory`, by the user's word.
+/// By the user's word.
 pub fn owner(directory: &Path) -> Option<i32> {
     let flags = NO_WAIT | OFlag::O_NOFOLLOW;
     let log = OpenOptions::new()
@@ -128,8 +126,7 @@ pub fn owner(directory: &Path) -> Option<i32> {
     Some(lock.pid?.as_raw_pid())
 }
 
-/// Appends root's line to the user's output file. This process has the daemons' group, and so has a
-/// file that it makes: that file gets `group`.
+/// This process has the daemons' group, and so has a file that it makes: that gets `group`.
 pub fn append_note(file: &Path, group: Option<u32>, from: impl Read) -> Result<(), String> {
     let append = || {
         let mut text = Vec::new();

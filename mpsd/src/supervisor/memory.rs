@@ -1,7 +1,6 @@
 //! Watches the memory of clients with a limit, because a client can void NVIDIA's limit
 //! (docs/facts/mps-control.md#memory-limits). A shared daemon does not know the limits of its jobs,
-//! so each client is held to the limits of its job. Nothing of NVIDIA's holds a job's clients
-//! together.
+//! so each client, and a job's clients together, are held to those here.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -18,26 +17,25 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time between two checks while a client may exceed its limit; one costs 0.1 ms a GPU
+/// Between two checks while a client may exceed its limit; one costs 0.1 ms a GPU
 /// (docs/facts/mps-control.md#nvml).
 const PERIOD: Duration = Duration::from_secs(1);
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
-/// What NVML counts beyond the limit: context and code, MiB. Up to 316 MiB on an H200
+/// What NVML counts beyond the limit: context and code. Up to 316 MiB on an H200
 /// (docs/facts/mps-control.md#nvml).
 const OVERHEAD_MIB: u64 = 512;
 
 /// MiB by GPU.
 type Limits = Vec<(GpuUuid, u64)>;
 
-/// The jobs that share the daemons, or the one job, each with the limits of a client and of all:
-/// for a client the highest of the job's ranks, as a daemon of its own would have.
+/// Of each job that shares the daemons, or of the one job: the limits of a client (the highest of the
+/// job's ranks, as a daemon of its own would have), and of all its clients.
 #[derive(Debug, Default)]
 struct JobLimits(Vec<(JobId, Limits, Limits)>);
 
 impl JobLimits {
-    /// Reads root's list and records. Daemons of one job have no list. If a newer release wrote a
-    /// record that we cannot read, that job has no limit here: another job's limit must not end its
-    /// clients.
+    /// If a newer release wrote a record, its job has no limit here: another job's limit must not
+    /// end its clients.
     fn read(spec: &Spec) -> Self {
         let paths = spec.paths();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {
@@ -55,8 +53,7 @@ impl JobLimits {
         Self(jobs.into_iter().filter_map(limits).collect())
     }
 
-    /// The limit of a client of `job`. A client that hides its job has the highest limit of all
-    /// jobs here.
+    /// A client that hides its job has the highest limit of all jobs here.
     fn of(&self, job: Option<&JobId>, gpu: &GpuUuid) -> Option<u64> {
         let is_its = |sharer: &JobId| job.is_some_and(|job| sharer.belongs_to(job));
         let hides = !self.0.iter().any(|(sharer, ..)| is_its(sharer));
@@ -65,8 +62,7 @@ impl JobLimits {
         limits.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 
-    /// The limit of all clients of `job` together. Steps that joined by themselves add up, because a
-    /// client's cgroup tells the job alone.
+    /// Steps that joined by themselves add up, because a client's cgroup tells the job alone.
     fn together(&self, job: &JobId, gpu: &GpuUuid) -> Option<u64> {
         let members = self.0.iter().filter(|(member, ..)| member.whole() == *job);
         members.map(|(.., all)| record::limit_on(all, gpu)).sum()
@@ -79,7 +75,7 @@ fn highest(ranks: &[Vec<(GpuUuid, u64)>]) -> Vec<(GpuUuid, u64)> {
     limits
 }
 
-/// A client's pid, its GPU, and the MiB that it holds there.
+/// Pid, GPU, and MiB.
 type ClientMemory = (i32, GpuUuid, u64);
 
 #[derive(Debug)]
@@ -89,7 +85,7 @@ pub struct MemoryWatch {
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
     told_jobs: BTreeSet<(JobId, GpuUuid)>,
-    /// Clients that were told to end and are there still: they hold nothing for long.
+    /// They were told to end and are there still: they hold nothing for long.
     ending: BTreeSet<i32>,
     told_silence: bool,
     active: bool,
@@ -112,7 +108,7 @@ impl MemoryWatch {
         }
     }
 
-    /// A client has come. Its job may have a limit that no job here had before.
+    /// The client's job may have a limit that no job here had before.
     pub fn wake(&mut self) {
         if self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
             let soon = Instant::now() + PERIOD;
@@ -130,7 +126,6 @@ impl MemoryWatch {
             .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// `nvml`: `None` if it cannot be asked.
     pub fn check(
         &mut self,
         spec: &Spec,
@@ -191,8 +186,8 @@ impl MemoryWatch {
         }
     }
 
-    /// Holds each job's clients to their limit together. Returns the clients to be ended: the
-    /// youngest of a job that holds more than a context, one at a look, as that may be enough.
+    /// Returns the clients to be ended: the youngest of a job that is over its limit and holds more
+    /// than a context, one at a look, as that may be enough.
     fn check_jobs(
         &mut self,
         limits: &JobLimits,
@@ -234,8 +229,7 @@ impl MemoryWatch {
         .collect()
     }
 
-    /// The job's clients on `gpu`: pid, GPU, MiB. Our daemons' logs do not name clients of the
-    /// user's other jobs.
+    /// Our daemons' logs do not name clients of the user's other jobs.
     fn clients(
         &self,
         gpu: &GpuUuid,
@@ -250,7 +244,7 @@ impl MemoryWatch {
         Some(held.collect())
     }
 
-    /// The clients over the limit of their job, or else over that of the daemons.
+    /// Over the limit of their job, or else over that of the daemons.
     fn over(
         &self,
         clients: &[ClientMemory],
@@ -389,8 +383,7 @@ mod tests {
 
     const JOBS: [(i32, &str); 5] = [(1, "7"), (2, "7"), (3, "7"), (8, "8"), (9, "8")];
 
-    /// A shared MPS whose clients came in this order, and job 7's clients may hold 4096 MiB
-    /// together.
+    /// Job 7's clients came in some order, and may hold 4096 MiB together.
     struct Together {
         watch: MemoryWatch,
         observer: Observer,
@@ -412,7 +405,7 @@ mod tests {
             }
         }
 
-        /// One look at clients that hold this much: which are to end.
+        /// Which clients that hold this much are to end.
         fn look(&mut self, held: &[(i32, u64)]) -> Vec<i32> {
             let gpu = GpuUuid::parse("GPU-01").unwrap();
             let held = held.iter().map(|(pid, mib)| (*pid, gpu.clone(), *mib));
@@ -490,10 +483,8 @@ mod tests {
         assert!(watch.period().unwrap() <= PERIOD);
         let soon = watch.next;
         watch.wake();
-        assert_eq!(
-            watch.next, soon,
-            "clients that come and come put no look off"
-        );
+        let put_off = "clients that come and come put no look off";
+        assert_eq!(watch.next, soon, "{put_off}");
     }
 
     #[test]
@@ -506,11 +497,8 @@ mod tests {
             let mut watch = watch(policy, limit);
             assert_eq!(watch.period(), None);
             watch.wake();
-            assert_eq!(
-                watch.period().is_some_and(|period| period <= PERIOD),
-                wakes,
-                "{policy}"
-            );
+            let is_soon = watch.period().is_some_and(|period| period <= PERIOD);
+            assert_eq!(is_soon, wakes, "{policy}");
         }
     }
 }

@@ -1,8 +1,5 @@
-//! The daemon `mpsd`: runs as the job's user, over the job's control daemons on this node.
-//!
-//! It starts them, proves their limits, reports, and sleeps in `poll` until something happens. If
-//! it is killed, the job's MPS continues, because the control daemons write into files and do not
-//! need `mpsd`.
+//! The daemon `mpsd`: runs as the job's user, over the job's control daemons on this node. These
+//! write into files and do not need it, so if it is killed, the job's MPS continues.
 
 mod comeback;
 pub mod dialogue;
@@ -27,7 +24,7 @@ use std::time::Instant;
 
 const LONGEST_SPEC: u64 = 1 << 20;
 
-/// Runs the job's `mpsd` to its end. An error was also written to the report descriptor.
+/// An error was also written to the report descriptor.
 pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
@@ -49,13 +46,12 @@ pub fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// Asks the job's control daemons to end: `mpsd --stop`, run as the job's user by the teardown.
+/// `mpsd --stop`, run by the teardown.
 pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
-/// `mpsd --terminate`: ends those `clients` (pids with commas) that the control daemons list, and
-/// reports their number.
+/// `mpsd --terminate`: reports how many of `clients` (pids with commas) the daemons listed.
 pub fn terminate(clients: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -66,8 +62,7 @@ pub fn terminate(clients: &str) -> Result<(), String> {
     send(&mut report, &stop::clients(&spec, &clients))
 }
 
-/// `mpsd --look`: reports what the control daemons say, as the job's user, because root never talks
-/// to them.
+/// `mpsd --look`, run as the job's user, because root never talks to the control daemons.
 pub fn look() -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
@@ -81,8 +76,7 @@ fn send(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
     written.map_err(|e| format!("cannot report: {e}"))
 }
 
-/// `mpsd --note FILE`, run as the job's user: appends root's line on standard input to the output
-/// file of a job that did not start. `group`: of a file that this makes.
+/// `mpsd --note FILE`: the line is on standard input. `group`: of a file that this makes.
 pub fn note(file: &Path, group: Option<u32>) -> Result<(), String> {
     keep_debuggers_out()?;
     logs::append_note(file, group, std::io::stdin())

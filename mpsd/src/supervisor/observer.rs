@@ -1,5 +1,4 @@
-//! What `mpsd` observes of its job, for the job's report. Written at each change, so a killed
-//! `mpsd` has reported everything.
+//! What `mpsd` observes of its job, written at each change, so that a killed `mpsd` has reported it.
 
 use super::dialogue::Event;
 use super::logs::UserLog;
@@ -16,13 +15,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Most clients of one daemon that are remembered. A server takes 60 a GPU, but a log's owner may
-/// write more into it.
+/// Of one daemon. A server takes 60 a GPU, but a log's owner may write more into it.
 const MOST_CLIENTS: usize = 1024;
-/// Most clients that are watched: those of eight GPUs, and half of a process's usual number of
-/// descriptors.
+/// Those of eight GPUs, and half of a process's usual number of descriptors.
 const MOST_WATCHED: usize = 480;
-/// A client fails this soon if the error of another one is to blame: in its first context.
+/// A client that fails this soon, in its first context, may have another one's error.
 const FIRST_CONTEXT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -30,15 +27,14 @@ struct DaemonState {
     clients: BTreeSet<i32>,
     /// Those without a context so far.
     connecting: BTreeSet<i32>,
-    /// Those that have left, and whether another was there then. That a signal ended one may be
-    /// known after the next has come.
+    /// Whether another was there when it left: that a signal ended one may be known late.
     left: BTreeMap<i32, bool>,
     server: Option<i32>,
     to_end: Option<i32>,
     quits: bool,
-    /// A signal has ended a client of its server, whose next client may get that one's error.
+    /// A signal has ended a client of its server: the next client may get that one's error.
     tainted: bool,
-    /// That next client, and when it came.
+    /// The next client, and when it came.
     heir: Option<(i32, Instant)>,
 }
 
@@ -48,9 +44,8 @@ impl DaemonState {
         all.any(|one| *one != pid)
     }
 
-    /// Whether the client `pid` got an error that it cannot have caused: it had no context yet, or
-    /// its first one after another client's death by a signal
-    /// (docs/facts/mps-control.md#error-containment).
+    /// Whether `pid` had no context yet, or its first one after another client's death by a signal:
+    /// it cannot have caused its error (docs/facts/mps-control.md#error-containment).
     fn is_victim(&self, pid: i32) -> bool {
         let is_heir =
             |(heir, since): (i32, Instant)| heir == pid && since.elapsed() < FIRST_CONTEXT;
@@ -65,14 +60,14 @@ pub struct Observer {
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, DaemonState>,
-    /// If several jobs share this MPS.
+    /// `None`: one job has this MPS.
     jobs: Option<JobsOfClients>,
     written: Observations,
 }
 
 #[derive(Debug)]
 struct JobsOfClients {
-    /// The jobs of the clients whose cgroup tells it.
+    /// Their cgroup tells it.
     known: BTreeMap<i32, JobId>,
     paths: Paths,
     sharers: PathBuf,
@@ -103,7 +98,7 @@ impl JobsOfClients {
 }
 
 impl Observer {
-    /// Takes root's file. Call this before anything else is opened.
+    /// Call this before anything else is opened: it takes root's descriptor.
     pub fn open(spec: &Spec) -> Self {
         Self {
             all: Observations {
@@ -116,7 +111,6 @@ impl Observer {
         }
     }
 
-    /// An observer of a shared MPS that knows the jobs of these clients.
     #[cfg(test)]
     pub fn knowing(clients: &[(i32, &str)]) -> Self {
         let job = |(pid, job): &(i32, &str)| Some((*pid, JobId::parse(job).ok()?));
@@ -195,12 +189,10 @@ impl Observer {
         }
     }
 
-    /// Takes in a client that a signal has ended.
     pub fn take_killed(&mut self, killed: Killed) {
         self.log.line(&killed.to_string());
         // Only a client that computed beside another one has left an error
-        // (docs/facts/mps-control.md#error-containment). A server that ends for nothing takes a
-        // client that comes at that moment along (806).
+        // (docs/facts/mps-control.md#error-containment).
         for state in self.daemons.values_mut() {
             let known = state.left.remove(&killed.pid);
             state.tainted |= known.unwrap_or_else(|| state.has_others(killed.pid));
@@ -208,51 +200,47 @@ impl Observer {
         keep(&mut self.all.killed, killed);
     }
 
-    /// Whether the server of this daemon should make room for a new one: a signal has ended one of
-    /// its clients, and none is left.
+    /// A signal has ended one of its clients, and none is left.
     pub fn needs_new_server(&self, daemon: i32) -> bool {
         self.daemons.get(&daemon).is_some_and(|state| {
             state.tainted && !state.quits && state.clients.is_empty() && state.connecting.is_empty()
         })
     }
 
-    /// The server that the log last named, if the daemon has begun one since its start.
+    /// The one that the log last named, if the daemon has begun one since its start.
     pub fn server(&self, daemon: i32) -> Option<i32> {
         self.daemons.get(&daemon)?.server
     }
 
-    /// We have ended this server.
     pub fn ended(&mut self, daemon: i32, server: i32) {
         let state = self.daemons.entry(daemon).or_default();
         (state.to_end, state.tainted) = (Some(server), false);
     }
 
-    /// The client that got a fatal error which it did not cause, by the vendor's words.
+    /// It did not cause the fatal error that the vendor's words blame on it.
     pub fn victim(&self, daemon: i32, words: &str) -> Option<String> {
         let pid = culprit(words)?;
         let state = self.daemons.get(&daemon)?;
         state.is_victim(pid).then(|| self.client(pid))
     }
 
-    /// The clients that have a context now.
+    /// Those that have a context now.
     pub fn clients(&self) -> u64 {
         let states = self.daemons.values();
         states.map(|state| state.clients.len() as u64).sum()
     }
 
-    /// The client that caused a fatal error, by the vendor's words, if its job is known.
+    /// By the vendor's words, if its job is known.
     pub fn culprit(&self, words: &str) -> Option<String> {
         let pid = culprit(words)?;
         self.job(pid).map(|_| self.client(pid))
     }
 
-    /// The job of a client, if several share this MPS and it is known.
     pub fn job(&self, pid: i32) -> Option<&JobId> {
         self.jobs.as_ref()?.known.get(&pid)
     }
 
-    /// Whether a client is proved to be `job`'s now: it is attached to one of our servers, and in a
-    /// shared MPS its cgroup names the job.
+    /// Whether it is attached to one of our servers, and in a shared MPS its cgroup names the job.
     pub fn is_of_job(&self, pid: i32, job: &JobId) -> bool {
         let mut states = self.daemons.values();
         let is_attached = states.any(|state| state.clients.contains(&pid));
@@ -264,7 +252,6 @@ impl Observer {
         self.all.pids.iter().rposition(|known| *known == pid)
     }
 
-    /// `client 4711 of job 12`
     pub fn client(&self, pid: i32) -> String {
         let job = self.job(pid);
         job.map_or(format!("client {pid}"), |job| {
@@ -272,8 +259,7 @@ impl Observer {
         })
     }
 
-    /// Whether this daemon was told to quit and its server has no client left: nothing but its end
-    /// follows.
+    /// Nothing but its end follows.
     pub fn is_ending(&self, daemon: i32) -> bool {
         let state = self.daemons.get(&daemon);
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())
@@ -301,8 +287,7 @@ impl Observer {
         self.daemons.remove(&daemon);
     }
 
-    /// Adds what NVML counts. A process that only opened a GPU is listed with 0 MiB
-    /// (docs/facts/mps-control.md#nvml).
+    /// A process that only opened a GPU is listed with 0 MiB (docs/facts/mps-control.md#nvml).
     pub fn take_memory(&mut self, clients: &[(i32, GpuUuid, u64)]) {
         let mut gpus: BTreeMap<&GpuUuid, Vec<u64>> = BTreeMap::new();
         for (_, gpu, mib) in clients.iter().filter(|(_, _, mib)| *mib > 0) {
@@ -319,8 +304,7 @@ impl Observer {
         }
         let line = self.all.line();
         if let Some(file) = self.file.as_ref().filter(|_| line.len() < LONGEST) {
-            // One write: a reader finds the old line or the new one. The rest of a longer old line
-            // is cut afterward.
+            // One write: a reader finds the old line or the new one, before the rest is cut.
             let _ = file.write_all_at(line.as_bytes(), 0);
             let _ = file.set_len(line.len() as u64);
         }
@@ -334,8 +318,8 @@ fn culprit(words: &str) -> Option<i32> {
     words.find_map(|word| word.parse().ok())
 }
 
-/// The living clients, each with a pidfd. From Linux 6.15 on it tells how a client ended, which
-/// NVIDIA's log does not (docs/facts/mps-control.md#how-a-client-ended).
+/// The living clients. From Linux 6.15 on a pidfd tells how one ended, which NVIDIA's log does not
+/// (docs/facts/mps-control.md#how-a-client-ended).
 #[derive(Debug, Default)]
 pub struct ClientWatch(Vec<(i32, ProcessWatch)>);
 
@@ -351,12 +335,12 @@ impl ClientWatch {
         }
     }
 
-    /// A descriptor wakes only when its client has ended and the parent has waited for it.
+    /// One wakes only when its client has ended and the parent has waited for it.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, watch)| watch.descriptor())
     }
 
-    /// The clients that a signal has ended since the last call. All that have ended are forgotten.
+    /// Since the last call. All that have ended are forgotten.
     pub fn killed(&mut self) -> Vec<Killed> {
         let mut killed = Vec::new();
         self.0.retain(|(pid, watch)| {
@@ -376,8 +360,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::process::{Child, Command, Stdio};
 
-    /// Takes in log lines in short form: `2 active 5` is from control daemon 2, and without the
-    /// number it is from daemon 1.
+    /// Log lines in short form: `2 active 5` is from control daemon 2, `active 5` from daemon 1.
     fn observed(lines: &str) -> Observer {
         let mut observer = Observer::default();
         see(&mut observer, lines);
@@ -483,12 +466,11 @@ end 691; 2 end 692; exit 691 0; 2 exit 692 0 > NONE";
     #[test]
     fn the_job_of_a_client_that_causes_a_fatal_error_is_named_if_it_is_known() {
         let words = "Client 8349 caused a fatal error on its device";
-        let of = |jobs: Option<&[(i32, &str)]>| {
-            jobs.map_or_else(Observer::default, Observer::knowing)
-                .culprit(words)
-        };
-        assert_eq!(of(Some(&[(8349, "12")])).unwrap(), "client 8349 of job 12");
-        assert_eq!((of(None), of(Some(&[(1, "12")]))), (None, None));
+        let of = |observer: Observer| observer.culprit(words);
+        let known = of(Observer::knowing(&[(8349, "12")]));
+        assert_eq!(known.unwrap(), "client 8349 of job 12");
+        assert_eq!(of(Observer::knowing(&[(1, "12")])), None);
+        assert_eq!(of(Observer::default()), None);
     }
 
     #[test]

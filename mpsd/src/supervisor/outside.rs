@@ -1,5 +1,5 @@
-//! Programs of a job that use its GPUs outside its MPS. CUDA gives them no error, and they miss the
-//! job's limits (docs/facts/mps-control.md#clients). NVML lists them.
+//! Programs of a job that use its GPUs outside its MPS: CUDA gives them no error, and they miss the
+//! job's limits (docs/facts/mps-control.md#clients).
 
 use super::observer::Observer;
 use super::start::Running;
@@ -11,11 +11,11 @@ use mpsd_core::{GpuUuid, JobId, record};
 use mpsd_sys::process::Process;
 use std::time::{Duration, Instant};
 
-/// Time to the first look, which then doubles. A job whose programs reach its MPS is not looked at.
+/// It then doubles.
 const FIRST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Looks for them until the job's MPS has had a client.
+/// Until the job's MPS has had a client.
 #[derive(Debug)]
 pub struct OutsideWatch {
     gpus: Vec<GpuUuid>,
@@ -67,8 +67,8 @@ impl OutsideWatch {
     }
 }
 
-/// A process of the job on `gpu` that is neither a client nor a server of the control daemons
-/// `ours`. Without a cgroup that names its job, its user decides.
+/// Neither a client nor a server of the control daemons `ours`. Without a cgroup that names its job,
+/// its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let (job, paths) = (&spec.job, spec.paths());
     let record = |job: &JobId| paths.job(job).record();

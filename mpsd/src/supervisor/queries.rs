@@ -21,8 +21,7 @@ const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 const LONGEST_PID: u64 = 16;
 const MOST_SERVERS: usize = 4;
 const MOST_CLIENTS: usize = 1024;
-/// Shortest name of a GPU in `ps`: `GPU-` and eight digits
-/// (docs/facts/mps-control.md#the-command-session).
+/// Of a GPU in `ps`: `GPU-` and eight digits (docs/facts/mps-control.md#the-command-session).
 const SHORTEST_NAME: usize = 12;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +66,6 @@ pub struct Client {
 
 type Answer = Result<DaemonAnswer, AnswerError>;
 
-/// Asks each control daemon of a job through the vendor's program `control`.
 pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answer> {
     let owner = daemons.first().and_then(|first| logs::owner(&first.log));
     let ask = |daemon: &Daemon| {
@@ -76,8 +74,7 @@ pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answe
     daemons.iter().map(ask).collect()
 }
 
-/// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve
-/// `pipe`. Without an `mpsd` this is not known.
+/// Whether another process than a child of `mpsd`, whose pid is `owner`, serves `pipe`.
 fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
     let owner = owner?;
     let is_absent = |error: std::io::Error| error.kind() == ErrorKind::NotFound;
@@ -92,7 +89,7 @@ fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
     (lives && !is_ours).then_some(AnswerError::Replaced(pid))
 }
 
-/// The pid that a control daemon wrote. The user may have put anything in its place.
+/// The user may have put anything in its place.
 fn pid_in(path: &Path) -> Option<i32> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
     let file = File::options()
@@ -146,8 +143,7 @@ fn ask(control: &Path, daemon: &Daemon, limit: Duration) -> Answer {
     Ok(all)
 }
 
-/// Enters the GPUs that the table of `ps` names. Its last column is the clients' own text, so this
-/// reads only the first words.
+/// The last column of `ps` is the clients' own text, so this reads only the first words.
 fn place(clients: &mut [Client], table: &str, gpus: &[GpuUuid]) {
     for row in table.lines() {
         let words: Vec<&str> = row.split_ascii_whitespace().take(4).collect();

@@ -1,5 +1,4 @@
-//! One session with a control daemon: the vendor's own program, with commands on its standard input
-//! and a deadline.
+//! One session with a control daemon: the vendor's own program, with commands on its input.
 
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::record::Daemon;
@@ -34,7 +33,7 @@ pub fn numbers(text: &str) -> Vec<i32> {
     pids.filter(|pid| *pid > 1).collect()
 }
 
-/// The vendor's program for `daemon`. It looks for the server's program beside itself.
+/// It looks for the server's program beside itself.
 pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     let beside = control.parent().unwrap_or(Path::new("/usr/bin")).display();
     let gpus: Vec<&str> = daemon.gpus.iter().map(mpsd_core::GpuUuid::as_str).collect();
@@ -44,15 +43,13 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
         (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
         (LOG_DIRECTORY.into(), daemon.log.clone().into()),
         (VISIBLE_DEVICES.into(), gpus.join(",").into()),
-        // Releases from r615 on have a second protocol; this program speaks the text protocol.
+        // From r615 on there is a second protocol; this program speaks the text protocol.
         ("CUDA_MPS_PROTOCOL_VERSION".into(), "2".into()),
     ];
     program
 }
 
-/// Sends `commands` to the control daemon of `daemon` through the vendor's program `control`, and
-/// waits for the answer. A program that does not end within `limit` is killed and reaped: the
-/// daemon or its server hangs.
+/// A program that does not end within `limit` is killed: the daemon or its server hangs.
 pub fn say(
     control: &Path,
     daemon: &Daemon,
@@ -97,8 +94,7 @@ mod tests {
         let hangs = |limit| {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join("control");
-            // Written by another process: a fork of another test would keep it open for writing, and
-            // such a file cannot be run.
+            // A fork of another test would keep a file that we wrote open, and it could not be run.
             let write = "printf '#!/bin/sh\nexec sleep 60\n' >\"$0\" && chmod 755 \"$0\"";
             let mut shell = std::process::Command::new("/bin/sh");
             let written = shell.args(["-c", write]).arg(&program).status();

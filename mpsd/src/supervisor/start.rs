@@ -13,25 +13,25 @@ use mpsd_sys::spawn::Child;
 use nix::sys::signal::Signal;
 use std::time::Duration;
 
-/// The socket answers a few milliseconds after it appears, without an event.
+/// The socket answers some milliseconds after it appears, without an event.
 pub const RETRY: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub struct Running {
-    /// Its plan, with the limits that it has now.
+    /// With the limits that it has now.
     pub daemon: Daemon,
     pub child: Child,
     pub tail: Tail,
     pub watches: Watches,
-    /// Its limits are set and read back, and it was told to start its server.
+    /// Its limits are read back, and it was told to start its server.
     configured: bool,
     server: Option<i32>,
     proof: Proof,
 }
 
 impl Running {
-    /// The new lines of its log, which also prove its start.
+    /// They also prove its start.
     pub fn lines(&mut self) -> Vec<String> {
         let lines = self.tail.lines();
         for line in lines.iter().filter(|_| self.server.is_none()) {
@@ -56,8 +56,7 @@ impl Running {
     }
 }
 
-/// Returns when every daemon has proved its limits. A failure ends all. `tell` comes before that,
-/// because root may not wait so long.
+/// A failure ends all. `tell` comes before that, because root may not wait so long.
 pub fn all(
     spec: &Spec,
     events: &mut Events,
@@ -146,8 +145,7 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     })
 }
 
-/// True: try again after [`RETRY`], without an event. `listens`: a socket in its pipe
-/// directory is its own.
+/// True: try again after [`RETRY`], without an event. `listens`: a socket there is its own.
 pub fn advance(
     spec: &Spec,
     running: &mut Running,
@@ -162,8 +160,7 @@ pub fn advance(
     if !running.configured {
         return Ok(listens && ask(spec, running, end)?);
     }
-    // `NEW SERVER n: Ready` means ACTIVE, and costs no session
-    // (docs/facts/mps-control.md#when-a-server-is-ready).
+    // Then it is ACTIVE (docs/facts/mps-control.md#when-a-server-is-ready).
     let ready = running.proof.server().filter(|_| running.server.is_none());
     if let Some(server) = ready {
         running.proof.confirms(&running.daemon)?;
@@ -187,8 +184,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     Ok(true)
 }
 
-/// Ends a daemon by SIGTERM, then SIGKILL. Both end its server too
-/// (docs/facts/mps-control.md#crashes-and-hangs).
+/// Either signal ends its server too (docs/facts/mps-control.md#crashes-and-hangs).
 pub fn end(running: &mut Running) {
     running.child.signal(Signal::SIGTERM);
     if running.child.wait(Deadline::after(GRACE)).is_none() {

@@ -1,5 +1,5 @@
-//! The polite rung of an end; each command has a deadline. Killing a client with work in flight is
-//! undefined for all others, so `terminate_client` comes first. `quit` waits for clients
+//! The polite rung of an end. Killing a client with work in flight is undefined for all others, so
+//! `terminate_client` comes first. `quit` waits for clients
 //! (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session::{self, Answer};
@@ -74,8 +74,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
 
-    /// What an end tells a control daemon with server 691 and these clients, a line for each
-    /// session.
+    /// Of server 691 with these clients, a line for each session.
     fn told(directory: &TempDir, clients: &str) -> Vec<String> {
         let [control, said] = ["control", "said"].map(|name| directory.path().join(name));
         let script = format!(
@@ -107,8 +106,7 @@ mod tests {
         assert_eq!(ends("877\\n878\\n"), [&asked[..], &[end, "quit"]].concat());
     }
 
-    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs holds
-    /// it up.
+    /// Its answer to `quit` proves nothing: it waits for its clients.
     #[test]
     fn a_daemon_that_still_listens_after_quit_is_told_to_end_by_force() {
         let directory = tempfile::tempdir().unwrap();

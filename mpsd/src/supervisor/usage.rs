@@ -1,8 +1,5 @@
-//! What the job's GPUs do while it has clients, for its report. The driver counts, and a look asks
-//! it: often at first, so that a short job has figures, and later every ten seconds.
-//!
-//! A look is a few calls of NVML for each GPU, without a process or thread of its own. An end does
-//! not wait for one: the last look is when the last client leaves.
+//! What the job's GPUs do while it has clients, for its report. A look asks the driver, which counts:
+//! often at first, so that a short job has figures. No end waits for a look.
 
 use crate::job::spec::Spec;
 use crate::node::nvml::{GpuCounters, LookEnd, Nvml};
@@ -10,14 +7,12 @@ use mpsd_core::GpuUuid;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// From the first client to the first look: the client's context must not wait for our call in the
-/// driver.
+/// From the first client to the first look: its context must not wait for our call in the driver.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest time between two looks: the driver's buffer of samples is longer
-/// (docs/facts/mps-control.md#what-the-driver-counts).
+/// The driver's buffer of samples is longer (docs/facts/mps-control.md#what-the-driver-counts).
 const PERIOD: Duration = Duration::from_secs(10);
 const LEAST: Duration = Duration::from_secs(1);
-/// The shortest bucket, milliseconds. A job of fifteen seconds fills the chart.
+/// A job of fifteen seconds fills the chart.
 const SHORTEST_MS: u64 = 250;
 
 #[derive(Debug)]
@@ -72,7 +67,7 @@ impl UsageWatch {
         Some(self.next?.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks if it is time, and returns what is known then. `nvml`: `None` if it cannot be asked.
+    /// If it is time.
     pub fn check(&mut self, nvml: impl FnOnce() -> Option<Nvml>) -> Option<Usage> {
         let now = Instant::now();
         self.next.filter(|next| *next <= now)?;
@@ -161,7 +156,7 @@ impl Recorder {
         }
     }
 
-    /// The bucket of a time, in milliseconds since 1970.
+    /// Of milliseconds since 1970.
     fn bucket(&mut self, at_ms: u64) -> usize {
         let passed = at_ms.saturating_sub(*self.began_ms.get_or_insert(at_ms));
         while passed / self.step_ms >= BUCKETS as u64 {
@@ -179,7 +174,6 @@ impl Recorder {
         usize::try_from(passed / self.step_ms).unwrap_or(BUCKETS - 1)
     }
 
-    /// From `at_ms` on there are this many clients.
     fn clients(&mut self, clients: u64, at_ms: u64) {
         let bucket = self.bucket(at_ms);
         while self.clients.len() <= bucket {

@@ -1,8 +1,7 @@
 //! The CUDA driver, through cudarc: the only `unsafe` of this program.
 //!
-//! cudarc opens `libcuda.so` at its first use and panics without one, so call [`library_present`]
-//! first. Memory is from `cuMemAlloc` itself: cudarc's safe layer has a pool with a granularity
-//! other than the pinned memory limit's.
+//! cudarc panics without a `libcuda.so`, so call [`library_present`] first. Memory is from
+//! `cuMemAlloc`: cudarc's safe layer has a pool with another granularity than the memory limit's.
 
 use std::sync::Arc;
 
@@ -20,19 +19,16 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes that [`Device::memset_checked`] fills and reads back.
 const MEMSET_BYTES: usize = 1 << 20;
 
-/// An error of the CUDA driver, in the driver's words and in plain words.
 #[derive(Debug, Clone, Serialize, thiserror::Error)]
 #[error("{call}: CUDA error {code} {name}: {meaning}")]
 pub struct CudaFailure {
     pub call: &'static str,
     pub code: u32,
-    /// `CUDA_ERROR_…`.
     pub name: String,
     pub meaning: &'static str,
 }
 
 impl CudaFailure {
-    /// For `map_err`: `call` failed.
     fn of(call: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |error| Self {
             call,
@@ -86,7 +82,7 @@ pub fn device_count() -> Result<u32, CudaFailure> {
 }
 
 impl Device {
-    /// Opens the context: the client connects to the MPS daemon, or runs without one.
+    /// The client connects to the MPS daemon, or runs without one.
     pub fn open(index: u32) -> Result<Self, CudaFailure> {
         let context = safe::CudaContext::new(index as usize)
             .map_err(CudaFailure::of("cuDevicePrimaryCtxRetain"))?;
@@ -107,7 +103,7 @@ impl Device {
         let memory = self.context.mem_get_info();
         let (free, total) = memory.map_err(CudaFailure::of("cuMemGetInfo"))?;
         let name = self.context.name();
-        // An older driver does not know the attribute: that is no error of the client.
+        // An older driver does not know the attribute.
         let mps = self
             .context
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
@@ -121,8 +117,7 @@ impl Device {
         })
     }
 
-    /// Fills a MiB with a pattern and reads it back. The pattern is not zero, because fresh memory
-    /// often is.
+    /// Fills a MiB with a pattern, other than the zero of fresh memory, and reads it back.
     pub fn memset_checked(&self, pattern: u8) -> Result<bool, CudaFailure> {
         self.bind()?;
         let block = Block::new(MEMSET_BYTES)?;
@@ -132,8 +127,8 @@ impl Device {
         Ok(back.iter().all(|byte| *byte == pattern))
     }
 
-    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then
-    /// frees everything. Returns the MiB, and whether the cap was reached.
+    /// In steps of [`STEP_MIB`], until the driver refuses or `cap_mib` is reached; frees everything.
+    /// Returns the MiB, and whether the cap was reached.
     pub fn allocatable(&self, cap_mib: u64) -> Result<(u64, bool), CudaFailure> {
         self.bind()?;
         let mut held = Vec::new();
@@ -159,7 +154,7 @@ impl Device {
     }
 }
 
-/// Device memory of the context that is current when it is made, freed with it.
+/// Of the context that is current when it is made.
 struct Block {
     pointer: sys::CUdeviceptr,
     bytes: usize,
@@ -195,13 +190,12 @@ impl Block {
 impl Drop for Block {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // A context that died (806, 810) has freed it already and returns an error: nothing is left
-        // to do. SAFETY: `pointer` came from cuMemAlloc and is freed here and nowhere else.
+        // A context that died (806, 810) has freed it already. SAFETY: `pointer` came from
+        // cuMemAlloc and is freed here and nowhere else.
         let _ = unsafe { result::free_sync(self.pointer) };
     }
 }
 
-/// `GPU-` and the usual five groups.
 fn uuid_text(uuid: &sys::CUuuid) -> String {
     let mut text = String::from("GPU-");
     for (place, byte) in uuid.bytes.iter().enumerate() {

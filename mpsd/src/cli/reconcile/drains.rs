@@ -52,8 +52,7 @@ impl Run<'_> {
         self.tell(told);
     }
 
-    /// Withdraws notes of an unusable configuration, because it is usable now. They are in the
-    /// usual directory.
+    /// The configuration is usable now. Such notes are in the usual directory.
     pub(super) fn remarks(&mut self) {
         for told in drain::withdraw_remarks(&Settings::usual().paths, &self.location) {
             // A note that stays does no harm; the next run tries again.
@@ -92,9 +91,8 @@ impl Run<'_> {
     }
 }
 
-/// Whether our drain may be lifted: NVML answers for the marker's GPUs, or those in their place, the
-/// vendor's program is trusted, run_dir is as jobs need it, and nothing of a job that is gone is
-/// left.
+/// NVML answers for the marker's GPUs, or those in their place, the vendor's program is trusted,
+/// run_dir is as jobs need it, and nothing of a job that is gone is left.
 fn check_before_lift(
     node: &mut impl Gpus,
     settings: &Settings,
