@@ -1,10 +1,9 @@
 //! The examples at the end of every `--help`. A test runs each through its parser.
 
-/// A line for each command: the command with its verbs, ` => `, and its examples without the
-/// command, between ` | `.
+/// Lines `command => example | example`; the examples are without the command.
 const ALL: &str = include_str!("examples.txt");
 
-/// The last lines of the help of `command` (`mpsctl config check`).
+/// Of `command`, as `mpsctl config check`.
 pub fn of(command: &str) -> String {
     let mut all = ALL.lines().filter_map(|line| line.split_once(" => "));
     let examples = all
@@ -17,8 +16,7 @@ pub fn of(command: &str) -> String {
     )
 }
 
-/// `command` and every verb below it, each with its examples. `above` has the words before its
-/// name.
+/// With those of every verb below it. `above` has the words before its name.
 pub fn added(command: clap::Command, above: &str) -> clap::Command {
     let name = format!("{above}{}", command.get_name());
     let verbs = command

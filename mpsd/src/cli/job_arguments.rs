@@ -36,8 +36,7 @@ pub struct JobArguments {
     pub positional: Vec<OsString>,
 }
 
-/// Any text, for which a shell completes the request's tokens. A wrong token is a refusal, not a
-/// usage error.
+/// A shell completes the request's tokens. A wrong token is a refusal, not a usage error.
 #[derive(Debug, Clone, Copy)]
 struct Tokens;
 
@@ -60,7 +59,6 @@ impl TypedValueParser for Tokens {
 }
 
 impl JobArguments {
-    /// What a scheduler's folder reads.
     pub fn input<'a>(
         &'a self,
         env: batch::Lookup<'a>,
@@ -78,8 +76,6 @@ impl JobArguments {
         }
     }
 
-    /// The job, or its step, by the scheduler's arguments.
-    ///
     /// # Errors
     /// Undetermined: the scheduler never calls us with these arguments.
     pub fn submission(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
@@ -87,11 +83,8 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// The request of a job; `None`: there is none, or MPS is off. Calls `settings` only for a job
-    /// of a queue, or if it refuses an account.
-    ///
-    /// # Errors
-    /// A refusal of the request.
+    /// `None`: there is none, or MPS is off. Calls `settings` only for a job of a queue, or if it
+    /// refuses an account.
     pub fn request_of(
         &self,
         submission: &Submission,
@@ -129,7 +122,7 @@ impl JobArguments {
     }
 }
 
-/// Reads an account. A configuration is read only if it may explain a refused word as a project.
+/// A configuration is read only if it may explain a refused word as a project.
 fn read_account(
     account: &[u8],
     settings: &dyn Fn() -> Option<Settings>,

@@ -17,8 +17,7 @@ use std::path::Path;
 
 pub const NAME: &str = "mpsctl";
 
-/// The release, and the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds
-/// set).
+/// With the commit if the build knows it (`MPSD_COMMIT`, which the packages' builds set).
 pub fn version() -> String {
     let release = env!("CARGO_PKG_VERSION");
     match option_env!("MPSD_COMMIT") {
@@ -27,8 +26,8 @@ pub fn version() -> String {
     }
 }
 
-/// The settings as `read`, or else the directories that `file` still names: an unusable
-/// configuration must not keep what is left of a job, and the journals have the rest.
+/// An unusable configuration must not keep what is left of a job: the directories that `file` still
+/// names are enough, because the journals have the rest.
 pub fn or_directories(
     program: &str,
     read: Result<Settings, impl Display>,
@@ -42,17 +41,16 @@ pub fn or_directories(
     })
 }
 
-/// This node, for a command that has `deadline` for all its work.
 pub fn this_node(settings: &Settings) -> RealNode {
     RealNode::new(NAME, settings, settings.deadline, settings.deadline / 2)
 }
 
-/// Prints `text` on standard output; a closed one loses it.
+/// A closed standard output loses it.
 pub fn say(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
 }
 
-/// Prints `value` as JSON in one line: scripts read an object a line.
+/// In one line: scripts read an object a line.
 pub fn say_json(value: &impl Serialize) {
     say(&(serde_json::to_string(value).unwrap_or_default() + "\n"));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const VERSION: u32 = 1;
 
-/// `/run/mpsd/gpus/<uuid>`, root 0600, changed under its lock only.
+/// `/run/mpsd/gpus/<uuid>`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Account {
     pub version: u32,
@@ -16,7 +16,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// `job` enters; `now` is the mode that the GPU has.
+    /// `now`: the mode that the GPU has.
     pub fn enter(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
         let mut account = existing.unwrap_or(Self {
             version: VERSION,
@@ -28,8 +28,7 @@ impl Account {
         account
     }
 
-    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT, and the
-    /// mode `now` is that or ours.
+    /// The job must be alone on the GPU, and the mode found DEFAULT; `now` is that or ours.
     pub fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
         if self.users.iter().any(|user| user != job) {
             return Err("another job uses the GPU".into());
@@ -43,9 +42,8 @@ impl Account {
         Ok(())
     }
 
-    /// `job` leaves; `now` is the mode that the GPU has. Returns the mode to restore, if this was
-    /// the last user. An error is a line for the log: the mode stays, since someone else changed it
-    /// meanwhile.
+    /// Returns the mode to restore, if this was the last user. An error is a line for the log: the
+    /// mode `now` stays, since someone else changed it.
     pub fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
         match self.set {

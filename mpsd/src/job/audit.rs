@@ -1,5 +1,4 @@
-//! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs, when,
-//! and with which limits.
+//! The audit trail: lines with fields in the node's log, which say who had MPS on which GPUs.
 
 use super::journal::Journal;
 use super::prepared::Job;
@@ -8,7 +7,7 @@ use mpsd_core::text;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The same in words, for a log without fields.
+    /// For a log without fields.
     pub line: String,
     pub fields: Vec<(&'static str, String)>,
 }
@@ -40,7 +39,7 @@ pub fn unneeded(job: &Job, why: &str) -> Entry {
     }
 }
 
-/// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
+/// At `now`, seconds since 1970; `None`: the job's MPS never was ready.
 pub fn ended(journal: &Journal, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
     let (is, answer) = match as_before {

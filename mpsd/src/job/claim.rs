@@ -1,5 +1,4 @@
-//! A job's claim on a GPU: its account and compute mode, changed together under one lock. The
-//! claims of jobs that are gone are removed here too.
+//! A job's claim on a GPU: its account and compute mode, changed together under one lock.
 
 use super::account::Account;
 use super::node::{Node, Severity};
@@ -9,11 +8,10 @@ use mpsd_core::{ComputeMode, Failure, GpuUuid, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
-/// How often, and after which time, a GPU that others hold is looked at again.
 const LOOKS: usize = 10;
 const BETWEEN: Duration = Duration::from_millis(100);
 
-/// Enters `job` into the account of `gpu`. The first job's entry keeps the compute mode found.
+/// The first job's entry keeps the compute mode found.
 pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
     let existing = node.read_account(gpu)?;
@@ -43,8 +41,8 @@ fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
     Err(Undetermined::new(gpu.to_string(), why).into())
 }
 
-/// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line
-/// in the log. The account is written first, so that it always names what may have been set.
+/// If all that the plan supposed still holds. Otherwise the mode stays, with a line in the log. The
+/// account is written first, so that it always names what may have been set.
 pub(super) fn set_mode(
     node: &mut impl Node,
     job: &JobId,
@@ -75,8 +73,7 @@ pub(super) fn set_mode(
     node.set_compute_mode(gpu, mode)
 }
 
-/// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line
-/// for the log.
+/// The last user restores the mode found. Returns a line for the log.
 pub(super) fn leave(
     node: &mut impl Node,
     job: &JobId,
@@ -99,8 +96,7 @@ pub(super) fn leave(
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // A killed prologue's call may still wait in the driver. The driver takes calls in turn, so
-        // this one wins.
+        // A killed prologue's call may still wait in the driver, which takes calls in turn.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }
@@ -111,7 +107,7 @@ pub(super) fn leave(
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
-/// A GPU's account or lock, left behind by jobs without a directory.
+/// Left behind by jobs without a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub gpu: GpuUuid,
@@ -119,15 +115,14 @@ pub struct StaleClaims {
     pub lock_alone: bool,
 }
 
-/// GPUs with stale claims. It is a fault if one of our directories cannot be read.
+/// It is a fault if one of our directories cannot be read.
 pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     let mut found = Vec::new();
     for gpu in node.gpus_with_files()? {
         let _held = node.lock_gpu(&gpu)?;
         let account = node.read_account(&gpu)?;
         let lock_alone = account.is_none();
-        // A job enters an account after its directory is made, and leaves it before the directory
-        // is removed.
+        // A job enters an account after its directory is made, and leaves it before its removal.
         let users = account.into_iter().flat_map(|account| account.users);
         let users: Vec<JobId> = users.filter(|job| !node.has_directory(job)).collect();
         if lock_alone || !users.is_empty() {
@@ -141,8 +136,7 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     Ok(found)
 }
 
-/// Removes stale claims, and restores the mode found when no user is left. Returns lines for the
-/// log.
+/// Restores the mode found when no user is left. Returns lines for the log.
 pub fn remove_stale(node: &mut impl Node, stale: &StaleClaims) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for job in &stale.users {

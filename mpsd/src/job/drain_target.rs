@@ -1,34 +1,33 @@
-//! Where a drain goes, and what its reason says: as configured when the job began.
+//! Where a drain goes, and what its reason says.
 
 use batch::drain;
 use mpsd_core::config::Settings;
 use mpsd_core::{JobId, Scheduler};
 use std::collections::BTreeSet;
 
-/// Most jobs that a drain's reason names. Slurm shows 400 characters of it.
+/// Slurm shows 400 characters of a reason.
 const MOST_NAMED: usize = 8;
 
-/// A job's node in its scheduler, and how it is drained: as configured when the job began.
+/// As configured when the job began.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainTarget {
-    /// The job, or the shared MPS.
     pub job: JobId,
-    /// The jobs that shared that MPS. A drain names them.
+    /// The jobs that shared an MPS.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub sharers: BTreeSet<JobId>,
     pub scheduler: Scheduler,
     pub node: String,
     pub uid: u32,
-    /// What a drain's reason begins with; `None` if the site drains nothing.
+    /// Of a reason; `None` if the site drains nothing.
     pub prefix: Option<String>,
-    /// `SLURM_CONF`, if the job's environment named one.
+    /// `SLURM_CONF`, if the job's environment has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
     pub gpus: Vec<String>,
 }
 
 impl DrainTarget {
-    /// `job 12`, or the jobs that shared the MPS, as many as fit into a reason: `jobs 12, 13`.
+    /// `job 12`, or as many as fit into a reason: `jobs 12, 13`.
     pub fn jobs(&self) -> String {
         let shown = self.sharers.iter().take(MOST_NAMED);
         let shown: Vec<&str> = shown.map(JobId::as_str).collect();

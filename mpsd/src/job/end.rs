@@ -1,5 +1,4 @@
-//! The end of a job, for the epilogue and for `mpsctl reconcile`: undo the journal, write the log
-//! lines, drain on proof.
+//! The end of a job: undo the journal, write the log lines, drain on proof.
 
 use super::audit;
 use super::drain_target::{DrainTarget, drain_prefix};
@@ -19,10 +18,9 @@ use mpsd_core::{Failure, JobId};
 use mpsd_sys::now;
 use std::time::{Duration, Instant};
 
-/// Where a job ends, and what is in force.
 #[derive(Debug, Clone)]
 pub struct Ending<'a> {
-    /// What is in force on the node. If the job's journal differs, the journal wins.
+    /// In force on the node; the job's journal wins.
     pub settings: &'a Settings,
     pub scheduler: Scheduler,
     pub node: &'a str,
@@ -30,20 +28,19 @@ pub struct Ending<'a> {
 
 #[derive(Debug, Default)]
 pub struct JobEnd {
-    /// What the teardown found; clean: the node is as it was before the job.
     pub findings: Findings,
-    /// What an administrator reads on standard error; it stands in the node's log as well.
+    /// For standard error; they stand in the node's log as well.
     pub lines: Vec<String>,
-    /// What the job's `mpsd` says to its user, for a scheduler that shows an epilogue's output.
+    /// For a scheduler that shows an epilogue's output to the user.
     pub last_words: Vec<String>,
-    /// The job's report, if its user asked to read it.
+    /// If its user asked to read it.
     pub report: Option<JobReport>,
     pub summary: Option<String>,
-    /// The job's site brought it in, so its own output has none of all this.
+    /// Its own output has none of all this.
     pub by_site: bool,
 }
 
-/// The job, and its steps with daemons of their own, if something of them is here.
+/// The job, and its steps with daemons of their own.
 pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     let own = &submission.job;
     let mut jobs = Vec::new();
@@ -58,13 +55,12 @@ pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     jobs
 }
 
-/// Takes `job` down. Costs nothing if it has no directory.
 pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// Takes `job` down if its journal is the one that is `meant`. The scheduler may have started
-/// another job under the same id.
+/// If its journal is the one that is `meant`: the scheduler may have started another job under the
+/// same id.
 pub fn end_if(
     node: &mut impl Node,
     job: &JobId,
@@ -149,8 +145,7 @@ fn written(
     report
 }
 
-/// Cancels a start that is still under way. If it runs detached, also ends its process, which may
-/// wait for an `mpsd` that the user has stopped.
+/// A start that runs detached may wait for an `mpsd` that the user has stopped, so it is ended.
 fn cancel_start(
     node: &mut impl Node,
     job: &JobId,
@@ -173,7 +168,7 @@ fn cancel_start(
 
 type JobFiles = (Option<Journal>, Option<Observations>, Vec<KilledTask>);
 
-/// The order of an end. `None`: nothing of the job is here, or another job of its id.
+/// `None`: nothing of the job is here, or another job of its id.
 fn take_down(
     node: &mut impl Node,
     job: &JobId,
@@ -188,11 +183,11 @@ fn take_down(
     if !meant(journal.as_ref()) {
         return Ok(None);
     }
-    // From here on our own teardown causes what `mpsd` sees.
+    // Our own teardown causes what `mpsd` sees from here on.
     let (own, killed) = (node.take_observations(job), node.killed_tasks(job));
     let observed = own.or_else(|| node.shared_observations(journal.as_ref()?));
     match &journal {
-        // A refusal's or a failure's record, or a prologue killed before its first effect.
+        // A failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
         Some(journal) => {
             // The watcher of an unbegun job holds no lock, so it may still run.
@@ -240,7 +235,7 @@ fn say(
     lines
 }
 
-/// Where to drain, as configured when the job began: the configuration may be gone.
+/// As configured when the job began: the configuration may be gone.
 fn target(
     job: &JobId,
     ending: &Ending<'_>,

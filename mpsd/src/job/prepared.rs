@@ -1,4 +1,4 @@
-//! A job before its start: all that is known of it then.
+//! A job before its start.
 
 use super::drain_target::{DrainTarget, drain_prefix};
 use crate::plan::{Asked, Case};
@@ -16,8 +16,7 @@ pub struct User {
     pub gid: u32,
 }
 
-/// A job that is to get MPS, by its user's request or its site's, with all that is known before its
-/// GPUs are looked at.
+/// All that is known of a job that is to get MPS before its GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub submission: Submission,
@@ -26,9 +25,9 @@ pub struct Job {
     pub user: User,
     pub node: String,
     pub location: Location,
-    /// Whether a refusal or a failure is written to the record, for the job's tasks.
+    /// A failure is written to the record, for the job's tasks.
     pub tells_tasks: bool,
-    /// The whole start must have ended by then.
+    /// Of the whole start.
     pub deadline: Deadline,
 }
 
@@ -66,14 +65,13 @@ impl Job {
     }
 }
 
-/// What the scheduler says of the job's tasks and devices when it is asked.
+/// What the scheduler says when it is asked.
 pub trait Scheduled {
-    /// Its batch script, if it is on this node already.
+    /// If it is on this node already.
     fn script(&self) -> Option<String> {
         None
     }
-    /// Why tasks of the job could run outside its MPS, if they could.
     fn unattached(&self) -> Option<Unattached>;
-    /// Its GPUs and tasks on this node ([`batch::devices()`]).
+    /// On this node ([`batch::devices()`]).
     fn devices(&self) -> Result<Devices, Failure>;
 }

@@ -13,10 +13,8 @@ use mpsd_sys::now;
 use serde::{Deserialize, Serialize};
 
 pub const VERSION: u32 = 1;
-/// Most lines of a kind, and the longest line, characters.
 const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
-/// How the note of a later end begins.
 const AGAIN: &str = "looked at again ";
 
 #[derive(Debug, Clone, Copy)]
@@ -24,11 +22,9 @@ pub enum JobOutcome<'a> {
     Ended(&'a JobReport),
     /// Its start failed: counted only.
     Failed(FailureKind),
-    /// The node was drained for a job. Only counted: the job has no report, or it is written
-    /// already.
+    /// Counted only, because the job's report may be written already.
     Drained,
-    /// Its start failed, and its user may read why. Root keeps no report of it, because it would
-    /// push out one of a job with MPS.
+    /// For its user. Root keeps no such report: it would push out one of a job with MPS.
     NotStarted(&'a JobReport),
 }
 
@@ -43,7 +39,7 @@ pub struct JobReport {
     pub uid: u32,
     pub gpus: Vec<RecordGpu>,
     pub daemons: Vec<Daemon>,
-    /// Why `MPS=auto` gave it MPS.
+    /// Why `MPS=auto` gave MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<String>,
     /// Its GPUs were to be EXCLUSIVE_PROCESS.
@@ -51,42 +47,41 @@ pub struct JobReport {
     /// Its MPS served other jobs of the user as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
-    /// Seconds since 1970 at which it began.
+    /// Seconds since 1970.
     pub began: u64,
-    /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
+    /// From then until its MPS was proved ready.
     pub ready_ms: Option<u64>,
-    /// Seconds since 1970 at which its end was reached.
+    /// Seconds since 1970.
     pub ended: u64,
     pub teardown_ms: u64,
-    /// The node is as it was before the job, compute modes too.
+    /// The node is, compute modes too.
     pub as_before: bool,
-    /// Findings of the end that prove nothing.
+    /// They prove nothing.
     pub undetermined: Vec<String>,
     pub faults: Vec<String>,
-    /// Unusual steps of the end: processes that had to be ended, contexts that stayed, a mode left
-    /// alone.
+    /// Unusual steps of the end, such as a context that stayed.
     pub notes: Vec<String>,
-    /// Tasks that a signal ended. Only Slurm's plugin can tell.
+    /// By a signal. Only Slurm's plugin can tell.
     #[serde(default)]
     pub killed: Vec<KilledTask>,
     pub drain: Option<String>,
     #[serde(default)]
     pub drained: bool,
-    /// Why its start failed; such a report has little else.
+    /// Such a report has little else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_started: Option<String>,
-    /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
+    /// With other jobs, on its GPUs, with an MPS of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_turns: bool,
-    /// The word of a process of the job's user: root has proved none of it.
+    /// Root has proved none of it.
     pub said_by_user: Option<Observations>,
-    /// What its user may try, by that word.
+    /// By that word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
 }
 
 impl JobReport {
-    /// None for a shared MPS, which counts the clients of all its jobs together.
+    /// None for a shared MPS, whose clients are of several jobs.
     pub fn advise(&self) -> Option<Advice> {
         let seen = self.said_by_user.as_ref().filter(|_| !self.shared)?;
         advice::of(&Facts {
@@ -168,9 +163,8 @@ impl JobReport {
         observed.is_some_and(|said| !said.gpus.is_empty() && said.gpus.len() < self.gpus.len())
     }
 
-    /// Joins this report of a later end with the `earlier` one of the same job. The first end's
-    /// findings stay, and the later report says how the node is now. An end that left the node as
-    /// before is a job's last: this report is another job's then.
+    /// The later end of a job after an `earlier` one, whose findings stay. An end that left the node
+    /// as before is a job's last: this report is another job's then.
     pub fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
@@ -217,7 +211,7 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
     first
 }
 
-/// The start of the job by its report's file name, seconds since 1970; `None`: it is no report.
+/// Seconds since 1970, by a report's file name; `None`: it is none.
 pub fn began(file_name: &str) -> Option<u64> {
     let (_, began) = file_name.strip_suffix(".json")?.rsplit_once('.')?;
     began.parse().ok()
@@ -248,7 +242,7 @@ pub mod tests {
     use mpsd_core::Refusal;
     use mpsd_core::testing::{record_gpu, uuid};
 
-    /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
+    /// Of a job with one GPU that began at 1000 and had limits of threads and memory.
     pub fn report() -> JobReport {
         let user = User {
             name: "alice".to_owned(),

@@ -1,5 +1,4 @@
-//! Programs of the suite that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s
-//! specification.
+//! Programs that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
 
 use super::real::{RealNode, beside, groups_of};
 use super::{devices, failure, site_directory, unless_scarce};
@@ -25,19 +24,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the
-/// usual 1024.
+/// The server needs several for each of 48 clients. NVIDIA's guide asks for more than 1024.
 const OPEN_FILES: u64 = 16_384;
 const COMMAND_MS: u64 = 2_000;
 const LONGEST_LINE: usize = 256 * 1024;
 const NOTE_TIME: Duration = Duration::from_secs(2);
-/// For what a note's user has brought into its cgroup.
+/// To end what a note's user has brought into its cgroup.
 const AFTER_NOTE: Duration = Duration::from_millis(200);
-/// Most that is read of a complaint of the process that writes a note. Bytes.
+/// Bytes.
 const LONGEST_COMPLAINT: usize = 4096;
 
-/// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the
-/// daemons that are there.
+/// With `args`, `mpsd` only talks to the daemons that are there.
 pub(super) fn with_spec(
     node: &RealNode,
     journal: &Journal,
@@ -48,8 +45,7 @@ pub(super) fn with_spec(
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(&journal.user, journal.gid),
-        // The groups of the job's `mpsd`, which may need them to reach NVIDIA's program. This
-        // spares the directory service.
+        // Those of the job's `mpsd`, which spares the directory service.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());
@@ -58,8 +54,7 @@ pub(super) fn with_spec(
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // `mpsd` needs no variable. This one identifies it without a cgroup, if its starter died before
-    // it journaled the pid.
+    // It identifies `mpsd` without a cgroup, if its starter died before it journaled the pid.
     let first = journal.record().daemons.first();
     let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
     spawn.env = pipe.into_iter().collect();
@@ -70,7 +65,7 @@ pub(super) fn with_spec(
     Ok(spawn)
 }
 
-/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
+/// Root does not talk to sockets that a user owns.
 pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     let per_command = u64::try_from((deadline.remaining() / 3).as_millis()).unwrap_or(COMMAND_MS);
     let spec = Spec::to_ask(journal, per_command.min(COMMAND_MS));
@@ -115,15 +110,15 @@ impl RealNode {
         let directory =
             (!files.is_empty()).then(|| Dir::open(self.job_files(journal.job()).directory()))?;
         let directory = directory.ok()?;
-        // An earlier start of this job has made it, or this one does.
+        // An earlier start of this job may have made it.
         let _ = directory.create_file(CLOSED, 0);
         let behind = directory.path().join(CLOSED);
         Some(Hidden { files, behind })
     }
 
-    /// Root starts a user's program in no other way: in its own session, confined, and in our cgroup
-    /// if this node has one. It gets the daemons' group before exec. The user's other processes lack
-    /// that group, so they can never debug it (ptrace(2), "Ptrace access mode checking").
+    /// Root starts each program of a user's like this. It gets the daemons' group before exec. The
+    /// user's other processes lack that group, so they can never debug it (ptrace(2), "Ptrace access
+    /// mode checking").
     fn program_of(
         &self,
         (uid, gid): (u32, u32),
@@ -144,8 +139,8 @@ impl RealNode {
         }
     }
 
-    /// Appends `line` to a file of the user's by `mpsd --note`, because the way to the file is the
-    /// user's, and may block. No job's cgroup is left for it, so it gets one that ends with it.
+    /// By `mpsd --note`, because the way to the file is the user's, and may block. No job's cgroup
+    /// is left for it, so it gets one that ends with it.
     pub(super) fn append_as_user(
         &self,
         user: &User,
@@ -197,8 +192,7 @@ impl RealNode {
         }
     }
 
-    /// What `mpsd` with `args`, run as the job's user, answers in one line: the user could forge
-    /// it.
+    /// One line, which the user could forge.
     pub fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.record().daemons.len().max(1)).unwrap_or(u32::MAX);
@@ -225,11 +219,11 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;
 
-    /// Tells what it is, and leaves a process behind.
+    /// It leaves a process behind.
     const TELLS: &str = "#!/bin/sh\nsetsid /bin/sleep 60 </dev/null >/dev/null 2>&1 &\nexec >&2\n\
         echo $(grep -hE '^(Gid|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status) $(grep -c /of- /proc/self/cgroup) \"$@\"\nexit 1\n";
 
-    /// A directory for everybody, and a node that runs `text` there instead of mpsd.
+    /// `text` is run instead of mpsd, in a directory for everybody.
     fn node_with(name: &str, text: &str) -> (tempfile::TempDir, RealNode) {
         let place = tempfile::tempdir().unwrap();
         let mode = || PermissionsExt::from_mode(0o755);
@@ -258,7 +252,6 @@ mod tests {
             "Gid: {group} {group} {group} {group} CapBnd: {none} NoNewPrivs: 1 Seccomp: 2 1 --note /its/output --group {STRANGER}"
         );
         assert_eq!(told, Err(expected));
-        // Its cgroup does not stay.
         assert!(Cgroup::find(&Cgroup::passing()).is_none());
     }
 

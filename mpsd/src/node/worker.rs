@@ -1,7 +1,6 @@
 //! NVML in a process of its own: it can hang in the driver, and its caller must not hang with it.
 //!
-//! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its
-//! descriptor closes.
+//! `mpsd --nvml LIBRARY` answers questions, one line of JSON each, until its descriptor closes.
 
 use super::nvml::{Nvml, NvmlError};
 use super::{failure, unless_scarce};
@@ -28,31 +27,30 @@ use std::time::{Duration, Instant};
 
 const WORKER_FD: i32 = 3;
 const WORKER: &str = "NVML worker";
-/// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
+/// An inventory of 16 GPUs has a few kilobytes.
 const LONGEST: usize = 1 << 20;
-/// Time for a killed worker to go; in the driver it may stay.
+/// For a killed worker to go; in the driver it may stay.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Where the driver's packages put it. NVIDIA's libraries look there, too.
+/// Where the driver's packages put it.
 const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
 const MODPROBE_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Question {
     Inventory,
-    /// The same, where what is known of the others than these is believed.
+    /// What is known of the others than these is believed.
     InventoryAgain(Inventory, Vec<GpuUuid>),
     Mode(GpuUuid),
     SetMode(GpuUuid, ComputeMode),
     Driver,
     Processes(GpuUuid),
-    /// A GPU's power, milliwatts: a `u32`.
+    /// Milliwatts: a `u32`.
     Power(GpuUuid),
-    /// Has no answer. NVML takes 7 ms for the first question about a GPU, so this asks it early.
+    /// Has no answer: NVML takes 7 ms for the first question about a GPU.
     Attach(GpuUuid),
 }
 
-/// The worker's side: answers until its descriptor closes.
 pub fn serve(library: &str) -> Result<(), String> {
     let fd = mpsd_sys::descriptors::take(WORKER_FD)
         .map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
@@ -76,8 +74,7 @@ pub fn serve(library: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// If its asker is killed, an end may undo what the asker began. The worker must change nothing
-/// after that.
+/// An end undoes what a killed asker began, and the worker must change nothing after that.
 fn tie_to_asker(stream: &UnixStream) -> Result<(), String> {
     set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("cannot end with the asker: {e}"))?;
     let asker = getsockopt(stream, PeerCredentials).map_err(|e| format!("who asks: {e}"))?;
@@ -121,10 +118,8 @@ pub struct NvmlWorker {
 }
 
 impl NvmlWorker {
-    /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
-    ///
-    /// A program of root's that cannot be started is a fault, unless processes, descriptors or time
-    /// ran out.
+    /// `program` is `mpsd`; each answer must come within `limit`. A program of root's that cannot be
+    /// started is a fault, unless processes, descriptors or time ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
         let broken = |why: String, errno: Option<Errno>| {
             let evidence = errno.and_then(|errno| unless_scarce(Evidence::Storage, Some(errno)));
@@ -151,8 +146,7 @@ impl NvmlWorker {
         })
     }
 
-    /// Has NVML look at `gpus` before anything is asked about them. The first question reports a
-    /// failure.
+    /// Before anything is asked about them. The first question reports a failure.
     pub fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
@@ -160,7 +154,7 @@ impl NvmlWorker {
         }
     }
 
-    /// The process, if it gave no answer in its time.
+    /// It gave no answer in its time.
     pub fn silent(&self) -> Option<ProcessId> {
         self.child.id().filter(|_| self.silent)
     }
@@ -171,7 +165,7 @@ impl NvmlWorker {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
-        // It may have died before the first question: NVML is loaded first.
+        // It may have died: NVML is loaded before the first question.
         if self.stream.write_all(line.as_bytes()).is_err() {
             return Err(self.died());
         }
@@ -181,7 +175,7 @@ impl NvmlWorker {
             // Reset: the question that it did not read.
             Ok(None) | Err(Errno::ECONNRESET) => return Err(self.died()),
             Err(Errno::ETIMEDOUT) => {
-                // It may be starved or stopped. The asker must find out what holds it.
+                // The asker must find out what holds it.
                 self.silent = true;
                 let why = match self.limit.is_zero() {
                     true => "there was no time left for an answer".to_owned(),
@@ -202,10 +196,9 @@ impl NvmlWorker {
         )
     }
 
-    /// Its end without an answer. Only a crash is evidence, against the library. Other ends have
-    /// other causes. SIGKILL: a job has used up the memory. SIGABRT: an allocation failed. SIGBUS:
-    /// a page could not be had. 127: the loader. 1: perhaps an older program, while a package is
-    /// replaced.
+    /// Only a crash is evidence, against the library. SIGKILL: a job has used up the memory. SIGABRT:
+    /// an allocation failed. SIGBUS: a page could not be had. 127: the loader. 1: perhaps an older
+    /// program, while a package is replaced.
     fn died(&mut self) -> Failure {
         let why = match self.child.wait(Deadline::after(GRACE)) {
             Some(end) if is_crash(&end) => {
@@ -232,16 +225,13 @@ fn is_crash(end: &Exit) -> bool {
 
 impl Drop for NvmlWorker {
     fn drop(&mut self) {
-        // It has nothing to lose: NVML's own shutdown would cost its caller some milliseconds.
+        // NVML's own shutdown would cost its caller some milliseconds.
         self.child.kill(Deadline::after(GRACE));
     }
 }
 
-/// Makes the device file `device`, and loads its module, if no program has done that since the node
-/// booted.
-///
-/// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source:
-/// NVIDIA/nvidia-modprobe). The processes that we confine cannot start it, so root does. If it
+/// With its module, if no program has done that since the node booted. NVIDIA's libraries do it by
+/// `nvidia-modprobe`, a set-user-id program that processes which we confine cannot start. If it
 /// fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {
     if Path::new(device).exists()
@@ -295,8 +285,7 @@ mod tests {
         for signal in [Signal::SIGSEGV, Signal::SIGILL, Signal::SIGFPE] {
             assert!(is_crash(&Exit::Signal(signal as i32)), "{signal}");
         }
-        // What ran out: memory, pages, time, room. Or it was confined too much, or ended from
-        // outside.
+        // Something ran out, it was confined too much, or ended from outside.
         use Signal::{SIGABRT, SIGBUS, SIGKILL, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
         for signal in [SIGKILL, SIGABRT, SIGBUS, SIGXCPU, SIGXFSZ, SIGSYS, SIGTERM] {
             assert!(!is_crash(&Exit::Signal(signal as i32)), "{signal}");

@@ -1,5 +1,5 @@
-//! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS
-//! does not wait for it.
+//! `MPS=auto`: whether MPS helps the job on this node, without NVML, for which a job without MPS
+//! need not wait.
 
 use super::draft::Draft;
 use batch::{Devices, Exclusive, GpuSource};
@@ -14,13 +14,11 @@ pub enum Finding {
     Unneeded(String),
 }
 
-/// Whether the job may run without MPS where this node cannot give it. A job with limits may not:
-/// it relies on them.
+/// Where this node cannot give it MPS. A job with limits relies on them.
 pub fn may_do_without(request: &Request) -> bool {
     *request == Request::new(Mode::Auto)
 }
 
-/// What `auto` finds for a job with these devices.
 pub fn find(devices: &Devices, settings: &Settings) -> Finding {
     let gpus = match &devices.gpus {
         GpuSource::Listed(names) => names.len(),
@@ -45,35 +43,30 @@ pub fn find(devices: &Devices, settings: &Settings) -> Finding {
     }
 }
 
-/// Refuses MPS to a job that did not ask, if a program could notice it by its GPUs or by its number
-/// of clients.
+/// A job that did not ask must not notice MPS by its GPUs or by its number of clients.
 pub(super) fn expect_unnoticed(draft: &Draft<'_>, devices: &Devices) -> Result<(), Refusal> {
     let gpus = &draft.gpus;
-    let refuse = |why: String| {
-        let what = "a job that did not ask";
-        Err(Refusal::new(what, why, "a request of its user's"))
-    };
     let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
     let tasks = draft.tasks.zip(draft.clients);
-    let tasks = tasks.filter(|(tasks, most)| tasks > most);
     let has_all = gpus.len() == draft.inventory.gpus.len();
-    if let Some((tasks, most)) = tasks {
-        refuse(format!("a GPU takes {most} of its {tasks} tasks"))
-    } else if draft.filled.mode == Mode::PerGpu && gpus.len() > 1 {
-        refuse("a daemon for each GPU would change CUDA_VISIBLE_DEVICES".to_owned())
-    } else if !alike {
-        refuse("its GPUs are not alike, and CUDA counts the fastest first".to_owned())
-    } else if !has_all && !devices.are_confined() {
-        refuse(
+    let too_many = tasks.filter(|(tasks, most)| tasks > most);
+    let too_many = too_many.map(|(tasks, most)| format!("a GPU takes {most} of its {tasks} tasks"));
+    let why = match &too_many {
+        Some(why) => why,
+        None if draft.filled.mode == Mode::PerGpu && gpus.len() > 1 => {
+            "a daemon for each GPU would change CUDA_VISIBLE_DEVICES"
+        }
+        None if !alike => "its GPUs are not alike, and CUDA counts the fastest first",
+        None if !has_all && !devices.are_confined() => {
             "its tasks may open other GPUs of the node, and the numbers of its own would change"
-                .to_owned(),
-        )
-    } else {
-        Ok(())
-    }
+        }
+        None => return Ok(()),
+    };
+    let what = "a job that did not ask";
+    Err(Refusal::new(what, why, "a request of its user's"))
 }
 
-/// Why a job that says `auto` has MPS, in one line.
+/// In one line.
 pub(super) fn found(request: &Request, devices: &Devices, settings: &Settings) -> Option<String> {
     let asked = request.mode == Mode::Auto;
     match asked.then(|| find(devices, settings))? {

@@ -7,43 +7,39 @@ use mpsd_core::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Inventory, Refusal};
 
-/// Longest word of the user's that a refusal repeats. Characters.
+/// Of the user's words that a refusal repeats. Characters.
 const SHOWN: usize = 60;
-/// Why `auto` has no number if jobs share a GPU.
 pub(super) const NO_PART: &str = "the scheduler does not say which part of the GPU the job has";
-/// Why it has none on GPUs of the job's own.
 pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the job has on a GPU";
 
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// What its user asked for, as written.
+    /// As its user wrote it.
     pub request: Request,
-    /// How the user wrote it, for messages.
     pub syntax: Syntax,
     /// The site asks, not the user ([`batch::Submission::by_site`]).
     pub by_site: bool,
 }
 
-/// A request on the job's GPUs.
+/// A request on the job's GPUs, with the site's defaults in `filled`.
 #[derive(Debug, Clone)]
 pub(super) struct Draft<'a> {
     pub asked: &'a Asked,
-    /// The request with the site's defaults.
     pub filled: Request,
     pub settings: &'a Settings,
     pub inventory: &'a Inventory,
     pub gpus: Vec<&'a Gpu>,
-    /// The job's tasks on this node, if the scheduler says how many.
+    /// On this node, if the scheduler says how many.
     pub tasks: Option<u32>,
-    /// How many of them can meet on a GPU.
+    /// How many of the tasks can meet on a GPU.
     pub meeting: Option<u32>,
     /// Other jobs may use its GPUs too, so the user's jobs share one MPS on each.
     pub shared: bool,
-    /// The job's part of each of its GPUs, if jobs share them and the scheduler tells the parts.
+    /// Of each of its GPUs, if jobs share them and the scheduler tells the parts.
     pub part: Option<Part>,
     pub bind: Bind,
     pub names: DeviceNames,
-    /// MPS clients that each of the GPUs takes, if known.
+    /// That each of the GPUs takes, if known.
     pub clients: Option<u32>,
 }
 
@@ -56,7 +52,6 @@ impl Draft<'_> {
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
 
-    /// Refuses an option of a whole daemon if the user's other jobs share that daemon.
     pub fn check_shared(&self) -> Result<(), Refusal> {
         let request = &self.asked.request;
         let key = match request.mode {
@@ -72,7 +67,7 @@ impl Draft<'_> {
     }
 
     /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no
-    /// limit, and a note says so. The user's own `auto` is refused.
+    /// limit. The user's own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,
@@ -92,7 +87,6 @@ impl Draft<'_> {
         forgotten.into_iter().map(note).collect()
     }
 
-    /// How many tasks of the job meet on one of its GPUs by `rule`.
     pub fn tasks_that_meet(&self, rule: impl Fn(u32, u32) -> u32) -> Option<u32> {
         let gpus = u32::try_from(self.gpus.len().max(1)).unwrap_or(u32::MAX);
         self.tasks.map(|tasks| rule(tasks, gpus))

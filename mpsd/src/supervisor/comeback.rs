@@ -1,9 +1,7 @@
-//! A shared MPS comes back if one of its jobs told it to quit, because the other jobs did not ask
-//! for that.
+//! A shared MPS comes back if one of its jobs told it to quit: the other jobs did not ask for that.
 //!
 //! NVIDIA's daemon serves its clients to their end before it quits, and refuses new ones meanwhile
-//! (805). So another daemon begins beside it at once, in the same directory. It takes over the
-//! sockets, so no new program runs outside MPS.
+//! (805). So another daemon begins at once, in the same directory, and takes over the sockets.
 
 use super::events::Events;
 use super::logs::Tail;
@@ -23,33 +21,31 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A daemon holds it while it serves the directory (docs/facts/mps-control.md#starting).
+/// A serving daemon holds it (docs/facts/mps-control.md#starting).
 const LOCK: &str = "control_lock";
 /// What a daemon removes at its end, though another one may have made it anew.
 const REMOVED: [&str; 2] = ["log", "nvidia-cuda-mps-control.pid"];
-/// Longest name of a process in the kernel, bytes.
+/// Of a process in the kernel, bytes.
 const LONGEST_NAME: usize = 15;
 
-/// A daemon that takes the place of another.
 #[derive(Debug)]
 struct Successor {
     daemon: Running,
     end: Deadline,
-    /// The pid of the earlier one, and who told it to quit.
+    /// The earlier daemon, and who told it to quit.
     before: i32,
     by: String,
-    /// The socket of the earlier one, which must not be asked: it may still answer.
+    /// The earlier daemon may still answer on it.
     earlier: Option<SocketFile>,
 }
 
-/// The daemons of a shared MPS that end, and those that take their place.
 #[derive(Debug, Default)]
 pub struct Comeback {
     leaving: Vec<Running>,
     coming: Vec<Successor>,
-    /// Those that begin once the earlier one has ended, because it kept them from it.
+    /// They begin once the earlier one, which kept them from it, has ended.
     waiting: Vec<(Daemon, i32, String)>,
-    /// A daemon that begins must be asked again without an event.
+    /// Without an event.
     again: bool,
 }
 
@@ -63,8 +59,7 @@ impl Comeback {
         ends.chain(self.again.then_some(start::RETRY)).min()
     }
 
-    /// Begins a successor of the daemon `told`, which was told to quit, if jobs share it. Root
-    /// empties their list before it ends a shared MPS.
+    /// If jobs share it: root empties their list before it ends a shared MPS.
     pub fn begin(
         &mut self,
         told: i32,
@@ -115,7 +110,7 @@ impl Comeback {
         }
     }
 
-    /// Goes on with all of them. A daemon that is ready joins `running`.
+    /// A daemon that is ready joins `running`.
     pub fn go_on(
         &mut self,
         spec: &Spec,
@@ -173,14 +168,13 @@ impl Comeback {
         self.leaving.iter_mut().chain(coming).for_each(start::end);
     }
 
-    /// The daemons that end, which still write into their logs.
+    /// They still write into their logs.
     pub fn leaving(&mut self) -> impl Iterator<Item = &mut Running> {
         self.leaving.iter_mut()
     }
 }
 
-/// Which file a control daemon's socket is: its inode, which another one may get, and when it was
-/// made.
+/// By inode, which another one may get, and time.
 #[derive(Debug, PartialEq, Eq)]
 struct SocketFile(u64, i64, i64);
 
@@ -191,7 +185,7 @@ impl SocketFile {
     }
 }
 
-/// Says who told the earlier daemon to quit, to all jobs that share the MPS.
+/// To all jobs that share the MPS.
 fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
     let (by, pid, before) = (&next.by, next.daemon.child.pid(), next.before);
     let how = format!("told to quit; {pid} took its place");
@@ -223,8 +217,7 @@ fn list(jobs: &BTreeSet<JobId>) -> String {
     text::one_line(&jobs.join(", "), 120)
 }
 
-/// The job of the program that tells a daemon to quit, which waits for the daemon's end. Its cgroup
-/// tells; `None`: not known.
+/// A program that tells a daemon to quit waits for its end. Its cgroup tells the job.
 fn quitter(spec: &Spec) -> Option<JobId> {
     let name = spec.control.file_name()?.as_bytes();
     let name = OsStr::from_bytes(name.get(..LONGEST_NAME).unwrap_or(name));
@@ -241,7 +234,7 @@ fn quitter(spec: &Spec) -> Option<JobId> {
     jobs.first().filter(|_| jobs.len() == 1).cloned()
 }
 
-/// Gives each file that an ending daemon removes a second name while another daemon uses it.
+/// Second names of the files that an ending daemon removes while another daemon uses them.
 fn keep_names(pipe: &Path) {
     let inode = |path: &Path| path.symlink_metadata().map(|about| about.ino()).ok();
     for (name, kept) in names(pipe).filter(|(name, kept)| inode(name) != inode(kept)) {

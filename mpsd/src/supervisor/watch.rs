@@ -1,5 +1,4 @@
-//! Watches over ready daemons. What happens to them is written into the user's log and the
-//! observations.
+//! Watches over ready daemons, for the user's log and the observations.
 
 use super::comeback::Comeback;
 use super::dialogue::Event;
@@ -29,7 +28,7 @@ pub fn until_the_end(
     let mut comeback = Comeback::default();
     let mut outside = OutsideWatch::new(spec);
     let loaded: Cell<Option<Nvml>> = Cell::new(None);
-    // Loaded when first needed, and kept: loading costs more than the questions.
+    // Kept: loading costs more than the questions.
     let nvml = || {
         loaded.set(loaded.get().or_else(|| Nvml::load(&spec.nvml).ok()));
         loaded.get()
@@ -90,8 +89,8 @@ pub fn until_the_end(
     }
 }
 
-/// Ends the server of `daemon` if its next client could get the error of one that a signal ended
-/// (719). The daemon starts a new server for that client, with the same limits.
+/// Its next client could get the error of one that a signal ended (719). The daemon starts a new
+/// server for that client, with the same limits.
 fn replace_server(daemon: &Running, observer: &mut Observer) {
     let control = daemon.child.pid();
     if !observer.needs_new_server(control) {
@@ -180,7 +179,7 @@ fn tell(observer: &mut Observer, daemon: i32, event: Event) {
 mod tests {
     use super::*;
 
-    /// The sentences that the user is to read at the end, after these events of control daemons.
+    /// What the user is to read at the end.
     fn last_words(events: &[(i32, Event)]) -> String {
         let mut observer = Observer::default();
         for (daemon, event) in events {

@@ -1,8 +1,7 @@
 //! Opens a CUDA context as a job's task does, and reports what it got.
 //!
-//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded
-//! with driver 580). So a running program does not show whether its job's MPS works. The exit code
-//! of this one does.
+//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (driver 580).
+//! So only this program's exit code shows whether a job's MPS works.
 
 mod cuda;
 mod report;
@@ -23,11 +22,10 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
 
-/// How far beyond an expected memory limit it tries to allocate.
+/// Beyond an expected memory limit it tries to allocate so much.
 const BEYOND_MIB: u64 = 512;
 
-/// What the CUDA thread sends when its report is ready, when the hold is over, and when the
-/// contexts are closed.
+/// When the report is ready, the hold is over, and the contexts are closed.
 type Step = Result<Option<ProbeReport>, Problem>;
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +45,6 @@ enum Problem {
 }
 
 impl Problem {
-    /// For `map_err`: a call for this GPU failed.
     fn of(index: u32) -> impl FnOnce(CudaFailure) -> Self {
         move |failure| Self::Gpu(index, failure)
     }
@@ -71,8 +68,7 @@ fn main() -> ExitCode {
     ExitCode::from(watch(&options).unwrap_or_else(|problem| tell(&options, &problem)))
 }
 
-/// Runs the probe in a thread with deadlines: a client's CUDA calls can hang without end (recorded:
-/// a stopped control daemon, a user namespace without mapping).
+/// In a thread: a client's CUDA calls can hang without end, as behind a stopped control daemon.
 fn watch(options: &Options) -> Result<u8, Problem> {
     let (sender, steps) = mpsc::channel();
     let worker_options = options.clone();
@@ -202,12 +198,10 @@ fn examine_gpu(
     })
 }
 
-/// Whether NVML lists `pid` among the device's MPS clients
-/// (`nvmlDeviceGetMPSComputeRunningProcesses`, which an ordinary user may call); `None`: NVML does
-/// not answer.
+/// Among the device's MPS clients, which an ordinary user may ask for; `None`: NVML does not answer.
 fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     let device = nvml?.device_by_uuid(uuid).ok()?;
-    // The list may grow between the two calls, for its length and for its content.
+    // The list may grow between its length and its content.
     for _ in 0..8 {
         match device.mps_running_compute_processes() {
             Ok(clients) => return Some(clients.iter().any(|client| client.pid == pid)),
@@ -218,8 +212,8 @@ fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     None
 }
 
-/// The name for NVML. A process sees only one MIG device, and `cuDeviceGetUuid` may return its
-/// GPU's UUID (docs/facts/mps-control.md#mig).
+/// A process sees only one MIG device, and `cuDeviceGetUuid` may return its GPU's UUID
+/// (docs/facts/mps-control.md#mig).
 fn name_in_nvml(uuid: &str) -> String {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let first = visible.split(',').next().unwrap_or_default().trim();

@@ -10,14 +10,13 @@ pub struct ProbeReport {
     pub host: String,
     pub pid: u32,
     pub uid: u32,
-    /// The local rank, if a launcher set one.
+    /// If a launcher set one.
     pub local_rank: Option<u32>,
     pub pipe_directory: Option<String>,
-    /// True when the contexts on all devices go through MPS.
+    /// All contexts are.
     pub under_mps: bool,
     pub context_ms: u64,
     pub gpus: Vec<GpuReport>,
-    /// Expectations that were not met, a sentence each.
     pub unmet: Vec<String>,
 }
 
@@ -26,7 +25,7 @@ pub struct GpuReport {
     pub index: u32,
     #[serde(flatten)]
     pub facts: Facts,
-    /// NVML lists this pid among the device's MPS clients; `None`: NVML does not answer.
+    /// Among the device's MPS clients; `None`: NVML does not answer.
     pub mps_listed: Option<bool>,
     pub allocatable_mib: Option<u64>,
     /// The cap ended the allocation, not the driver.
@@ -34,23 +33,22 @@ pub struct GpuReport {
     pub memset_ok: bool,
 }
 
-/// What the driver says of a device.
 #[derive(Debug, Clone, Serialize)]
 pub struct Facts {
     pub uuid: String,
     pub name: String,
-    /// Multiprocessors that this process may use: under MPS its share, else all of them.
+    /// Multiprocessors that this process may use.
     pub sms: u32,
     pub total_mib: u64,
     /// Under a memory limit it counts down from the limit.
     pub free_mib: u64,
-    /// The driver's attribute MPS_ENABLED; `None`: before driver 545.
+    /// MPS_ENABLED; `None`: before driver 545.
     pub mps_attribute: Option<bool>,
 }
 
 impl GpuReport {
-    /// Either is enough: NVML does not know the pid of a client in a pid namespace, and older
-    /// drivers lack the attribute. A client without a daemon has neither.
+    /// Either is enough: NVML does not know a client in a pid namespace, and older drivers lack the
+    /// attribute.
     pub fn under_mps(&self) -> bool {
         self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }
