@@ -104,27 +104,6 @@ pub struct ReadyDaemon {
     pub server: i32,
 }
 
-/// Untrusted: a forged reason can only refuse the forger's own job.
-#[derive(
-    Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
-)]
-pub enum Unready {
-    /// This node cannot give what the job asks for.
-    #[display("{what}: {why}; allowed: {allowed}")]
-    Refused {
-        what: String,
-        why: String,
-        allowed: String,
-    },
-    Failed(String),
-}
-
-impl From<String> for Unready {
-    fn from(why: String) -> Self {
-        Self::Failed(why)
-    }
-}
-
 /// One line of JSON: the daemons in the order of the specification, once each is ready with its
-/// limits read back.
-pub type StartReport = Result<Vec<ReadyDaemon>, Unready>;
+/// limits read back; else why the job has no MPS. A forged reason harms only the forger's own job.
+pub type StartReport = Result<Vec<ReadyDaemon>, String>;

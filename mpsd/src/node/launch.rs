@@ -8,14 +8,14 @@ use super::{failure, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Role, Severity};
-use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport};
 use crate::job::store::Store as _;
 use batch::gpu_host::unless_no_gpu_host;
+use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
-use mpsd_core::{Failure, Refusal};
 use mpsd_sys::confine;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::descriptors::read_line;
@@ -151,15 +151,8 @@ impl Daemons for RealNode {
             };
             Undetermined::new("mpsd", how)
         })?;
-        let daemons = report.map_err(|why| match why {
-            Unready::Failed(why) => {
-                Failure::from(Undetermined::new("MPS did not start", one_line(&why, 300)))
-            }
-            Unready::Refused { what, why, allowed } => {
-                let [what, why, allowed] = [what, why, allowed].map(|part| one_line(&part, 120));
-                Refusal::new(what, why, allowed).into()
-            }
-        })?;
+        let daemons =
+            report.map_err(|why| Undetermined::new("MPS did not start", one_line(&why, 300)))?;
         check(self, journal, spec, daemons)
             .map_err(|why| Undetermined::new("mpsd's report does not hold", why).into())
     }

@@ -123,7 +123,7 @@ impl Comeback {
             keep_names(&next.daemon.daemon.pipe);
             let listens = SocketFile::of(&next.daemon.daemon.pipe) != next.earlier;
             match start::advance(spec, &mut next.daemon, listens, next.end) {
-                Err(why) => self.failed(next, &why.to_string(), observer),
+                Err(why) => self.failed(next, &why, observer),
                 Ok(_) if next.daemon.is_ready() => {
                     back(spec, &next, observer);
                     events.forget(&mut next.daemon.watches.socket);

@@ -34,10 +34,8 @@ pub fn run() -> Result<(), String> {
     observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.
     let mut report_start = |what: &StartReport| drop(send(&mut report, what));
-    let started = start::all(&spec, &mut events, |why| report_start(&Err(why.clone())));
-    let running = started
-        .map_err(|why| why.to_string())
-        .inspect_err(|why| observer.log.line(why))?;
+    let started = start::all(&spec, &mut events, |why| report_start(&Err(why.to_owned())));
+    let running = started.inspect_err(|why| observer.log.line(why))?;
     let line = format!("ready after {} ms", began.elapsed().as_millis());
     observer.log.line(&line);
     report_start(&Ok(running.iter().map(start::Running::ready).collect()));

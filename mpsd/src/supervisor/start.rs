@@ -5,7 +5,7 @@ use super::events::{Events, Watches};
 use super::logs::Tail;
 use super::observer::ClientWatch;
 use super::session;
-use crate::job::spec::{ReadyDaemon, Spec, Unready};
+use crate::job::spec::{ReadyDaemon, Spec};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
@@ -60,22 +60,19 @@ impl Running {
 pub fn all(
     spec: &Spec,
     events: &mut Events,
-    tell: impl FnOnce(&Unready),
-) -> Result<Vec<Running>, Unready> {
+    tell: impl FnOnce(&str),
+) -> Result<Vec<Running>, String> {
     let mut running = Vec::new();
-    let Err(reason) = bring_up(spec, events, &mut running) else {
+    let Err(why) = bring_up(spec, events, &mut running) else {
         return Ok(running);
     };
-    let reason = with_cause(reason, &mut running);
-    tell(&reason);
+    let why = with_cause(why, &mut running);
+    tell(&why);
     running.iter_mut().for_each(end);
-    Err(reason)
+    Err(why)
 }
 
-fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
-    let Unready::Failed(mut why) = reason else {
-        return reason;
-    };
+fn with_cause(mut why: String, running: &mut [Running]) -> String {
     let words = ["Failed", "rror", "fatal"];
     let is_cause = |line: &&String| words.iter().any(|word| line.contains(word));
     let last = |daemon: &mut Running| {
@@ -87,10 +84,10 @@ fn with_cause(reason: Unready, running: &mut [Running]) -> Unready {
     if let Some((_, message)) = cause.and_then(|line| line.split_once("] ")) {
         why += &format!(" (its log: {})", one_line(message, 120));
     }
-    Unready::Failed(why)
+    why
 }
 
-fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), Unready> {
+fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), String> {
     let end = Deadline::after_ms(spec.start_ms);
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
@@ -108,11 +105,11 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         let left = end.remaining();
         if left.is_zero() {
             let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
-            return Err(why.into());
+            return Err(why);
         }
         let limit = if again { RETRY } else { left };
         if events.wait(Some(limit), &ClientWatch::default())? {
-            return Err("ended by a signal while starting".to_owned().into());
+            return Err("ended by a signal while starting".to_owned());
         }
     }
 }
@@ -151,11 +148,13 @@ pub fn advance(
     running: &mut Running,
     listens: bool,
     end: Deadline,
-) -> Result<bool, Unready> {
+) -> Result<bool, String> {
     running.lines();
     if let Some(end) = running.child.try_wait() {
         running.lines();
-        return Err(format!("the control daemon ended ({end}) before it was ready").into());
+        return Err(format!(
+            "the control daemon ended ({end}) before it was ready"
+        ));
     }
     if !running.configured {
         return Ok(listens && ask(spec, running, end)?);
@@ -169,7 +168,7 @@ pub fn advance(
     Ok(false)
 }
 
-fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
+fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String> {
     if std::fs::symlink_metadata(running.daemon.pipe.join("control")).is_err() {
         return Ok(false);
     }
