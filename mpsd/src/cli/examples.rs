@@ -3,7 +3,6 @@
 /// Lines `command => example | example`; the examples are without the command.
 const ALL: &str = include_str!("examples.txt");
 
-/// Of `command`, as `mpsctl config check`.
 pub fn of(command: &str) -> String {
     let mut all = ALL.lines().filter_map(|line| line.split_once(" => "));
     let examples = all

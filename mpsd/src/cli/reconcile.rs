@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use ReportLine::{Change, Drain, Note, Problem};
 
-/// For a job's end, beyond its own time.
+/// How much longer it waits for a job's end than that may take.
 const GRACE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -101,7 +101,6 @@ struct Run<'a> {
 }
 
 impl Reconcile {
-    /// `usable`: `settings` are from a usable configuration.
     pub fn run(
         &self,
         settings: &Settings,

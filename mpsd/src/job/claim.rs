@@ -107,7 +107,7 @@ pub(super) fn leave(
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
-/// Left behind by jobs without a directory.
+/// Of jobs without a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub gpu: GpuUuid,

@@ -18,7 +18,7 @@ pub struct DrainTarget {
     pub scheduler: Scheduler,
     pub node: String,
     pub uid: u32,
-    /// Of a reason; `None` if the site drains nothing.
+    /// What a drain's reason begins with; `None`: the site drains nothing.
     pub prefix: Option<String>,
     /// `SLURM_CONF`, if the job's environment has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -36,7 +36,7 @@ pub struct JobEnd {
     /// If its user asked to read it.
     pub report: Option<JobReport>,
     pub summary: Option<String>,
-    /// Its own output has none of all this.
+    /// Then nothing of this gets into its output.
     pub by_site: bool,
 }
 

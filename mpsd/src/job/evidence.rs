@@ -116,7 +116,6 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
         .is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// A process that outlived SIGKILL.
 pub(super) fn of_survivor(
     node: &mut impl Node,
     journal: &Journal,

@@ -59,7 +59,7 @@ pub struct Journal {
     /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
-    /// Only a client of the job's that root proves.
+    /// Only if root proves that the client is the job's.
     pub kill_clients: bool,
     /// Seconds since 1970.
     #[serde(rename = "began")]
@@ -70,7 +70,7 @@ pub struct Journal {
     /// Those of a shared MPS when it was seen to hang or was taken down.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub sharers: BTreeSet<JobId>,
-    /// Of a shared MPS that is being taken down.
+    /// The time to end a shared MPS.
     #[serde(skip)]
     pub ladder: Option<Duration>,
     /// It was taken down, and something of it is still here.

@@ -18,7 +18,7 @@ use mpsd_core::{Failure, JobId};
 use mpsd_sys::deadline::Deadline;
 use std::time::Duration;
 
-/// Of the time of a prologue that ends late.
+/// What a prologue that ends late keeps of its time.
 const EXIT_MARGIN: Duration = Duration::from_secs(1);
 
 /// A start that only the node can have failed: like 2, but the try must not count against the job.
@@ -32,10 +32,10 @@ pub struct Failing<'a> {
     pub user: Option<&'a User>,
     /// All of this was known, so the node may be at fault.
     pub prepared: Option<&'a Job>,
-    /// If its directory on the node is known.
+    /// A failure is left on the node for the job's tasks.
     pub tells_tasks: bool,
     pub is_recordable: bool,
-    /// None does in the process that continues after the prologue returned.
+    /// A caller waits for the exit code.
     pub awaited: bool,
     pub deadline: Deadline,
 }
@@ -192,7 +192,7 @@ fn tell(
     }
 }
 
-/// The job was tried before.
+/// For a job that was tried before.
 pub fn of_success(node: &mut impl Node, job: &Job) {
     let submission = &job.submission;
     let told = node.controller(&job.place()).started(&submission.job);
@@ -312,7 +312,7 @@ fn delay_exit(node: &mut impl Node, submission: &Submission, deadline: Deadline)
     node.wait_until(deadline.less(EXIT_MARGIN));
 }
 
-/// Whether that could be done.
+/// Whether the failure could be left for the job's tasks.
 pub fn record_failure(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
     let state = match failure {
         Failure::Refusal(_) => RecordState::Refused,

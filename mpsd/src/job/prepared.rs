@@ -25,9 +25,9 @@ pub struct Job {
     pub user: User,
     pub node: String,
     pub location: Location,
-    /// A failure is written to the record, for the job's tasks.
+    /// A failure is left on the node for the job's tasks.
     pub tells_tasks: bool,
-    /// Of the whole start.
+    /// The whole start must have ended by then.
     pub deadline: Deadline,
 }
 
@@ -65,7 +65,6 @@ impl Job {
     }
 }
 
-/// What the scheduler says when it is asked.
 pub trait Scheduled {
     /// If it is on this node already.
     fn script(&self) -> Option<String> {

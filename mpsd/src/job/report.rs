@@ -54,14 +54,14 @@ pub struct JobReport {
     /// Seconds since 1970.
     pub ended: u64,
     pub teardown_ms: u64,
-    /// The node is, compute modes too.
+    /// The node is, with its compute modes.
     pub as_before: bool,
     /// They prove nothing.
     pub undetermined: Vec<String>,
     pub faults: Vec<String>,
     /// Unusual steps of the end, such as a context that stayed.
     pub notes: Vec<String>,
-    /// By a signal. Only Slurm's plugin can tell.
+    /// Tasks that a signal ended. Only Slurm's plugin can tell.
     #[serde(default)]
     pub killed: Vec<KilledTask>,
     pub drain: Option<String>,
@@ -70,12 +70,12 @@ pub struct JobReport {
     /// Such a report has little else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_started: Option<String>,
-    /// With other jobs, on its GPUs, with an MPS of its own.
+    /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_turns: bool,
     /// Root has proved none of it.
     pub said_by_user: Option<Observations>,
-    /// By that word.
+    /// By the user's word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
 }

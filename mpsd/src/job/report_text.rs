@@ -7,7 +7,6 @@ use mpsd_core::usage::GpuUsage;
 
 const NOT_TOLD_APART: &str = "neither the use of its GPUs nor advice: the driver does not tell the jobs of a shared MPS apart";
 
-/// Its lines, the first without indentation.
 pub fn lines(report: &JobReport) -> Vec<String> {
     let JobReport {
         job,

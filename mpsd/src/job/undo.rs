@@ -90,8 +90,6 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     findings
 }
 
-/// Takes jobs that do not share it out of the list of the shared MPS `id`, and ends it if no job
-/// shares it.
 pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
     let (mut findings, time) = (Findings::default(), node.settings().teardown);
     let done = leave_shared(node, id, None, time, &mut findings);
@@ -203,8 +201,7 @@ fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobI
     let _ = node.write_journal(&Journal { sharers, ..shared });
 }
 
-/// Ends what is in the cgroup of a shared MPS and is none of its programs: a job's limits do not
-/// hold it.
+/// Ends what is in the cgroup of a shared MPS and is none of its programs.
 fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
     let mut others = node.known_members(shared);
     others.retain(|member| member.role == Role::Other && !member.is_defunct());

@@ -192,7 +192,7 @@ impl RealNode {
         }
     }
 
-    /// One line, which the user could forge.
+    /// Its answer in one line, which the user could forge.
     pub fn ask_mpsd(&self, journal: &Journal, args: &[&str], limit: Duration) -> Option<Vec<u8>> {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.record().daemons.len().max(1)).unwrap_or(u32::MAX);

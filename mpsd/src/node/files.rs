@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const PRIVATE: u32 = 0o700;
-/// Only a process that sees the tmpfs over it may enter.
+/// Of a directory under a tmpfs: only a process that sees the cover may enter.
 const POINT: u32 = 0o700;
 const NOTHING: &str = ".mpsd-nothing";
-/// For a child to say why it failed, beyond its work's time.
+/// How much longer than its work a child may take to say why it failed.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
 const ROOT: (u32, u32) = (0, 0);
 

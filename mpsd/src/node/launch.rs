@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const KILL_MS: u64 = 2_000;
-/// For `mpsd` to say why it is not ready, beyond its own time.
+/// How much longer than its start `mpsd` may take to say why it is not ready.
 const REPORT_TIME: Duration = Duration::from_millis(500);
 const LONGEST_REPORT: usize = 64 * 1024;
 

@@ -156,7 +156,6 @@ impl Members for RealNode {
         by_child(Deadline::after(ALL_THREADS), all).ok()?
     }
 
-    /// Another process can kill, stop or starve the job's MPS.
     fn describe(&mut self, pid: i32) -> String {
         let executable = Process::find(pid).and_then(|process| process.executable());
         let name =
@@ -169,6 +168,7 @@ impl Members for RealNode {
         }
     }
 
+    /// Another process can kill, stop or starve the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool {
         // First: a child that has ended since is still known by its parent.
         let Some(table) = ProcessTable::scan() else {

@@ -144,7 +144,7 @@ pub struct Nvml {
 pub struct GpuCounters {
     /// When, microseconds since 1970, and the percent of the time in which a kernel ran.
     pub busy: Vec<(u64, u64)>,
-    /// The same of reads and writes.
+    /// The same of its memory's reads and writes.
     pub memory_busy: Vec<(u64, u64)>,
     pub energy_mj: Option<u64>,
     /// Mean percent of multiprocessors with work, and of the memory's bandwidth.

@@ -36,7 +36,7 @@ const COPY: u32 = 0o644;
 const ROOT: (u32, u32) = (0, 0);
 const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
-/// Of a user. The copies lie in one file system with the pipes.
+/// Bounds of a user's copies, which lie in one file system with the pipes.
 const MOST_JOBS: usize = 32;
 const MOST_REPORTS: usize = 16;
 const MOST_BYTES: usize = 64 * 1024;
@@ -47,7 +47,7 @@ const COPY_TIME: Duration = Duration::from_millis(200);
 const READ_TIME: Duration = Duration::from_secs(2);
 const COUNTERS: &str = "counters";
 const COUNTERS_LOCK: &str = ".counters.lock";
-/// So old, an unfinished file is of a writer that was killed ([`WRITE_TIME`]). Seconds.
+/// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
 const DAY: u64 = 86_400;
 

@@ -55,7 +55,7 @@ fn change_alone<T: Serialize + DeserializeOwned>(
             Some(Err(FileError::Bound { .. })) => return None,
             held => held.and_then(Result::ok),
         };
-        // Takes the directory's lock and changes nothing.
+        // A child that is killed here changes nothing when it gets the directory's lock.
         let _ = Dir::open(directory).and_then(|directory| directory.remove_file(NOTHING));
         let done = work();
         if let (Some(run), Some(_)) = (run, held) {

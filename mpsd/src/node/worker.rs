@@ -154,13 +154,11 @@ impl NvmlWorker {
         }
     }
 
-    /// It gave no answer in its time.
+    /// The process, if it gave no answer in its time.
     pub fn silent(&self) -> Option<ProcessId> {
         self.child.id().filter(|_| self.silent)
     }
 
-    /// # Errors
-    /// There is no answer, or NVML says why there is none.
     pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
@@ -230,7 +228,7 @@ impl Drop for NvmlWorker {
     }
 }
 
-/// With its module, if no program has done that since the node booted. NVIDIA's libraries do it by
+/// If no program has done that since the node booted. NVIDIA's libraries do it by
 /// `nvidia-modprobe`, a set-user-id program that processes which we confine cannot start. If it
 /// fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {

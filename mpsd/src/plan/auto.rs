@@ -66,7 +66,6 @@ pub(super) fn expect_unnoticed(draft: &Draft<'_>, devices: &Devices) -> Result<(
     Err(Refusal::new(what, why, "a request of its user's"))
 }
 
-/// In one line.
 pub(super) fn found(request: &Request, devices: &Devices, settings: &Settings) -> Option<String> {
     let asked = request.mode == Mode::Auto;
     match asked.then(|| find(devices, settings))? {

@@ -35,7 +35,7 @@ struct Successor {
     /// The earlier daemon, and who told it to quit.
     before: i32,
     by: String,
-    /// The earlier daemon may still answer on it.
+    /// It must not be asked: it may still answer for the earlier daemon.
     earlier: Option<SocketFile>,
 }
 
@@ -45,7 +45,7 @@ pub struct Comeback {
     coming: Vec<Successor>,
     /// They begin once the earlier one, which kept them from it, has ended.
     waiting: Vec<(Daemon, i32, String)>,
-    /// Without an event.
+    /// A daemon that begins must be asked again without an event.
     again: bool,
 }
 

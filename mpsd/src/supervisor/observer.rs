@@ -259,7 +259,7 @@ impl Observer {
         })
     }
 
-    /// Nothing but its end follows.
+    /// Nothing but the daemon's end follows.
     pub fn is_ending(&self, daemon: i32) -> bool {
         let state = self.daemons.get(&daemon);
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())

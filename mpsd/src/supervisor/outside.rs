@@ -11,11 +11,11 @@ use mpsd_core::{GpuUuid, JobId, record};
 use mpsd_sys::process::Process;
 use std::time::{Duration, Instant};
 
-/// It then doubles.
+/// Time to the first look, which then doubles.
 const FIRST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Until the job's MPS has had a client.
+/// Looks until the job's MPS has had a client.
 #[derive(Debug)]
 pub struct OutsideWatch {
     gpus: Vec<GpuUuid>,

@@ -67,7 +67,6 @@ impl UsageWatch {
         Some(self.next?.saturating_duration_since(Instant::now()))
     }
 
-    /// If it is time.
     pub fn check(&mut self, nvml: impl FnOnce() -> Option<Nvml>) -> Option<Usage> {
         let now = Instant::now();
         self.next.filter(|next| *next <= now)?;
@@ -156,7 +155,6 @@ impl Recorder {
         }
     }
 
-    /// Of milliseconds since 1970.
     fn bucket(&mut self, at_ms: u64) -> usize {
         let passed = at_ms.saturating_sub(*self.began_ms.get_or_insert(at_ms));
         while passed / self.step_ms >= BUCKETS as u64 {

@@ -16,7 +16,6 @@ use crate::report::Facts;
 
 pub const MIB: u64 = 1 << 20;
 
-/// Bytes that [`Device::memset_checked`] fills and reads back.
 const MEMSET_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Serialize, thiserror::Error)]
@@ -154,7 +153,7 @@ impl Device {
     }
 }
 
-/// Of the context that is current when it is made.
+/// Memory of the context that is current when it is made.
 struct Block {
     pointer: sys::CUdeviceptr,
     bytes: usize,

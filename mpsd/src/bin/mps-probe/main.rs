@@ -22,10 +22,10 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use report::{GpuReport, ProbeReport};
 
-/// Beyond an expected memory limit it tries to allocate so much.
+/// How far beyond an expected memory limit it tries to allocate.
 const BEYOND_MIB: u64 = 512;
 
-/// When the report is ready, the hold is over, and the contexts are closed.
+/// Sent when the report is ready, when the hold is over, and when the contexts are closed.
 type Step = Result<Option<ProbeReport>, Problem>;
 
 #[derive(Debug, thiserror::Error)]
@@ -198,7 +198,7 @@ fn examine_gpu(
     })
 }
 
-/// Among the device's MPS clients, which an ordinary user may ask for; `None`: NVML does not answer.
+/// Whether NVML lists `pid` among the device's MPS clients; `None`: it does not answer.
 fn lists(nvml: Option<&Nvml>, uuid: &str, pid: u32) -> Option<bool> {
     let device = nvml?.device_by_uuid(uuid).ok()?;
     // The list may grow between its length and its content.

@@ -10,10 +10,8 @@ pub struct ProbeReport {
     pub host: String,
     pub pid: u32,
     pub uid: u32,
-    /// If a launcher set one.
     pub local_rank: Option<u32>,
     pub pipe_directory: Option<String>,
-    /// All contexts are.
     pub under_mps: bool,
     pub context_ms: u64,
     pub gpus: Vec<GpuReport>,
@@ -25,7 +23,7 @@ pub struct GpuReport {
     pub index: u32,
     #[serde(flatten)]
     pub facts: Facts,
-    /// Among the device's MPS clients; `None`: NVML does not answer.
+    /// NVML lists this pid among the device's MPS clients; `None`: it does not answer.
     pub mps_listed: Option<bool>,
     pub allocatable_mib: Option<u64>,
     /// The cap ended the allocation, not the driver.
@@ -37,12 +35,12 @@ pub struct GpuReport {
 pub struct Facts {
     pub uuid: String,
     pub name: String,
-    /// Multiprocessors that this process may use.
+    /// Under MPS those of its share.
     pub sms: u32,
     pub total_mib: u64,
     /// Under a memory limit it counts down from the limit.
     pub free_mib: u64,
-    /// MPS_ENABLED; `None`: before driver 545.
+    /// The driver's MPS_ENABLED; `None`: before driver 545.
     pub mps_attribute: Option<bool>,
 }
 
