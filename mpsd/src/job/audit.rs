@@ -77,12 +77,8 @@ fn entry(journal: &Journal, event: &str, line: &str, more: Vec<(&'static str, St
 }
 
 fn limits(journal: &Journal) -> Vec<String> {
-    let mut all: Vec<String> = journal
-        .record()
-        .daemons
-        .iter()
-        .filter_map(report::limits)
-        .collect();
+    let daemons = journal.record().daemons.iter();
+    let mut all: Vec<String> = daemons.filter_map(report::limits).collect();
     all.dedup();
     all
 }

@@ -103,7 +103,7 @@ impl JobReport {
 
     /// A job that is started again under its id has a new name.
     pub fn file_name(&self) -> String {
-        file_name(&self.job, self.began)
+        format!("{}.{}.json", self.job.directory_name(), self.began)
     }
 
     pub fn not_started(
@@ -215,10 +215,6 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 pub fn began(file_name: &str) -> Option<u64> {
     let (_, began) = file_name.strip_suffix(".json")?.rsplit_once('.')?;
     began.parse().ok()
-}
-
-pub fn file_name(job: &JobId, began: u64) -> String {
-    format!("{}.{began}.json", job.directory_name())
 }
 
 pub fn limits(daemon: &Daemon) -> Option<String> {

@@ -140,13 +140,10 @@ pub trait Store: Files {
         .map_err(of_root)
     }
 
-    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
+    fn gpus_with_files(&mut self) -> Result<BTreeSet<GpuUuid>, Failure> {
         let names = self.names(&self.settings().paths.gpus()).map_err(of_root)?;
         let gpu = |name: &String| GpuUuid::parse(locked(name).unwrap_or(name)).ok();
-        let mut gpus: Vec<GpuUuid> = names.iter().filter_map(gpu).collect();
-        gpus.sort();
-        gpus.dedup();
-        Ok(gpus)
+        Ok(names.iter().filter_map(gpu).collect())
     }
 
     /// Beside the job's directory: a lock inside would vanish with it.
@@ -292,11 +289,7 @@ pub trait Store: Files {
     fn job_locks(&self) -> Result<Vec<String>, Failure> {
         let names = self.names(&self.settings().paths.jobs()).map_err(of_root)?;
         let locks = names.iter().filter_map(|name| locked(name));
-        let alone = locks.filter(|name| {
-            names
-                .binary_search_by(|other| other.as_str().cmp(name))
-                .is_err()
-        });
+        let alone = locks.filter(|name| names.iter().all(|other| other != name));
         Ok(alone.map(str::to_owned).collect())
     }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The kernel keeps 15 characters of a process's name.
-const LONGEST_NAME: usize = 15;
+pub const LONGEST_NAME: usize = 15;
 /// A user can make each look hang.
 const LOOK_TIME: Duration = Duration::from_millis(200);
 const ALL_LOOKS: Duration = Duration::from_secs(2);

@@ -22,8 +22,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const PRIVATE: u32 = 0o700;
-/// Of a directory under a tmpfs: only a process that sees the cover may enter.
-const POINT: u32 = 0o700;
 const NOTHING: &str = ".mpsd-nothing";
 /// How much longer than its work a child may take to say why it failed.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
@@ -175,7 +173,8 @@ fn bounded(
 ) -> Result<(), FileError> {
     // Tasks that do not see the mount would find no daemon, and run outside of MPS
     // (docs/facts/slurm.md#processes-that-a-callback-starts).
-    if !node.has_namespace(job) {
+    let has_namespace = || has_namespace(job.whole().as_str());
+    if !node.namespace_kept.get_or_init(has_namespace) {
         let Err(error) = covered(node, path, room, owner) else {
             return Ok(());
         };
@@ -204,15 +203,9 @@ fn covered(
         Deadline::after(node.settings.lock_time),
     )?;
     let (dir, name) = parent(path)?;
-    let (point, _) = dir.create_dir(name, POINT, ROOT)?;
+    // Only a process that sees the cover may enter.
+    let (point, _) = dir.create_dir(name, PRIVATE, ROOT)?;
     point.cover(room, PRIVATE, owner)
-}
-
-impl RealNode {
-    fn has_namespace(&self, job: &JobId) -> bool {
-        let has = || has_namespace(job.whole().as_str());
-        *self.namespace_kept.get_or_init(has)
-    }
 }
 
 /// Its lock lets only one of several removals hang.

@@ -49,7 +49,7 @@ impl Members for RealNode {
     }
 
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
-        roles(self, journal, processes)
+        look_at(processes, |process| role_of(self, journal, process))
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
@@ -59,7 +59,7 @@ impl Members for RealNode {
         let others = self.others_of(journal.uid(), journal);
         let end = Deadline::after(ALL_LOOKS);
         let (mut found, mut hidden) = (Vec::new(), Vec::new());
-        for (id, role) in roles(self, journal, &others) {
+        for (id, role) in self.roles(journal, &others) {
             match talks_here(journal, id, end) {
                 Some(true) => {
                     let member = self.member(id.pid, role);
@@ -202,7 +202,7 @@ impl Members for RealNode {
         let is_ours = |id: ProcessRef| {
             grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true)
         };
-        let known = roles(self, journal, &unknown).into_iter().map(|(id, _)| id);
+        let known = self.roles(journal, &unknown).into_iter().map(|(id, _)| id);
         ours.extend(known.filter(|id| is_ours(*id)).map(|id| id.pid));
         !others(&ours).is_empty()
     }
@@ -254,10 +254,6 @@ fn file_of(about: &Metadata) -> FileRef {
 
 pub(super) fn server_beside(control: &Path) -> Option<PathBuf> {
     control.parent().map(|directory| directory.join(SERVER))
-}
-
-fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
-    look_at(processes, |process| role_of(node, journal, process))
 }
 
 fn look_at(
@@ -385,7 +381,7 @@ pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(
     let processes = pids.iter().filter_map(|pid| Process::find(*pid));
     let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
     let unknown: Vec<_> = unknown.map(|process| process.id()).collect();
-    roles(node, journal, &unknown)
+    look_at(&unknown, |process| role_of(node, journal, process))
 }
 
 fn signal_each(members: &[Member], signal: Signal) {

@@ -84,7 +84,7 @@ fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
 #[test]
 fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
     let cgroup = made_cgroup("-names");
-    let (node, mut journal) = recorded();
+    let (mut node, mut journal) = recorded();
     journal.cgroup = Some(cgroup.path().to_owned());
     let place = tempfile::tempdir().unwrap();
     let (program, other) = (place.path().join(SERVER), place.path().join("other"));
@@ -106,7 +106,7 @@ fn a_file_with_the_vendors_name_counts_in_the_jobs_cgroup_if_it_is_roots() {
             std::fs::copy("/bin/sleep", &other).unwrap();
             std::fs::rename(&other, &program).unwrap();
         }
-        let known = roles(&node, &journal, &[sleeper.id().unwrap()]);
+        let known = node.roles(&journal, &[sleeper.id().unwrap()]);
         found.push(known.first().map(|(_, role)| *role));
         sleeper.kill(limit());
         std::fs::remove_file(&program).unwrap();

@@ -78,13 +78,11 @@ trait Answer<T> {
 impl<T> Answer<T> for Result<T, Cause> {
     fn of(self, call: &str, what: impl ToString) -> Result<T, NvmlError> {
         self.map_err(|cause| {
-            let evidence = proved_by(&cause);
-            match cause {
-                Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES) => {
-                    NvmlError::new(call, what, "insufficient resources", evidence)
-                }
-                cause => NvmlError::new(call, what, cause, evidence),
-            }
+            let said = match cause {
+                Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES) => "insufficient resources".into(),
+                _ => cause.to_string(),
+            };
+            NvmlError::new(call, what, said, proved_by(&cause))
         })
     }
 

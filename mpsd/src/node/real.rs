@@ -124,6 +124,20 @@ impl RealNode {
         let unified = journal.cgroup.as_deref().is_some_and(Cgroup::is_unified);
         unified && !self.is_cgroup_kept(journal)
     }
+
+    /// The first question starts the worker, and so does the first after a failure.
+    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => NvmlWorker::start(&beside("mpsd")?, &self.in_force.nvml, self.nvml_time)?,
+        };
+        let answer = worker.ask(question);
+        match &answer {
+            Ok(_) => self.worker = Some(worker),
+            Err(_) => self.silent = worker.silent().or(self.silent),
+        }
+        answer
+    }
 }
 
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
@@ -158,22 +172,6 @@ pub(super) fn groups_of(user: &str, gid: u32) -> Vec<u32> {
     let user = CString::new(user).unwrap_or_default();
     let known = unistd::getgrouplist(&user, gid.into()).unwrap_or_default();
     known.into_iter().map(Gid::as_raw).chain([gid]).collect()
-}
-
-impl RealNode {
-    /// The first question starts the worker, and so does the first after a failure.
-    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
-        let mut worker = match self.worker.take() {
-            Some(worker) => worker,
-            None => NvmlWorker::start(&beside("mpsd")?, &self.in_force.nvml, self.nvml_time)?,
-        };
-        let answer = worker.ask(question);
-        match &answer {
-            Ok(_) => self.worker = Some(worker),
-            Err(_) => self.silent = worker.silent().or(self.silent),
-        }
-        answer
-    }
 }
 
 pub(super) fn uid_of(pid: i32) -> Option<u32> {

@@ -88,23 +88,22 @@ fn answer(
     nvml: &Result<Nvml, NvmlError>,
     question: Question,
 ) -> serde_json::Result<Option<String>> {
+    use serde_json::to_string;
     let text = match (nvml, question) {
         (nvml, Question::Attach(gpu)) => {
             nvml.iter().for_each(|nvml| nvml.attach(&gpu));
             return Ok(None);
         }
-        (Err(error), _) => serde_json::to_string(&Err::<(), _>(error)),
-        (Ok(nvml), Question::Inventory) => serde_json::to_string(&nvml.inventory()),
+        (Err(error), _) => to_string(&Err::<(), _>(error)),
+        (Ok(nvml), Question::Inventory) => to_string(&nvml.inventory()),
         (Ok(nvml), Question::InventoryAgain(known, gpus)) => {
-            serde_json::to_string(&nvml.inventory_again(known, &gpus))
+            to_string(&nvml.inventory_again(known, &gpus))
         }
-        (Ok(nvml), Question::Mode(gpu)) => serde_json::to_string(&nvml.compute_mode(&gpu)),
-        (Ok(nvml), Question::SetMode(gpu, mode)) => {
-            serde_json::to_string(&nvml.set_compute_mode(&gpu, mode))
-        }
-        (Ok(nvml), Question::Driver) => serde_json::to_string(&nvml.driver()),
-        (Ok(nvml), Question::Processes(gpu)) => serde_json::to_string(&nvml.processes(&gpu)),
-        (Ok(nvml), Question::Power(gpu)) => serde_json::to_string(&nvml.power(&gpu)),
+        (Ok(nvml), Question::Mode(gpu)) => to_string(&nvml.compute_mode(&gpu)),
+        (Ok(nvml), Question::SetMode(gpu, mode)) => to_string(&nvml.set_compute_mode(&gpu, mode)),
+        (Ok(nvml), Question::Driver) => to_string(&nvml.driver()),
+        (Ok(nvml), Question::Processes(gpu)) => to_string(&nvml.processes(&gpu)),
+        (Ok(nvml), Question::Power(gpu)) => to_string(&nvml.power(&gpu)),
     };
     text.map(Some)
 }

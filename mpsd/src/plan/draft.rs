@@ -33,7 +33,9 @@ pub(super) struct Draft<'a> {
     pub tasks: Option<u32>,
     /// How many of the tasks can meet on a GPU.
     pub meeting: Option<u32>,
-    /// Other jobs may use its GPUs too, so the user's jobs share one MPS on each.
+    /// Other jobs may use its GPUs too.
+    pub may_share: bool,
+    /// The user's jobs share one MPS on each of these.
     pub shared: bool,
     /// Of each of its GPUs, if jobs share them and the scheduler tells the parts.
     pub part: Option<Part>,

@@ -5,10 +5,10 @@ use super::draft::{Draft, NO_PART, NO_TASKS};
 use batch::Part;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::limits::{Amount, Percent, Priority};
+use mpsd_core::paths::JobPaths;
 use mpsd_core::record::Daemon;
 use mpsd_core::request::{Key, MemoryLimit, Syntax, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
-use std::path::PathBuf;
 
 const SITES: &str = "this site's ceiling of";
 
@@ -50,12 +50,14 @@ impl Limits {
         u32::try_from(parts.min()?).ok()
     }
 
-    pub fn daemon(&self, gpus: &[&Gpu], pipe: PathBuf, log: PathBuf) -> Daemon {
+    /// The daemon `number` of `count` in the job's directory.
+    pub fn daemon(&self, gpus: &[&Gpu], paths: &JobPaths, number: usize, count: usize) -> Daemon {
+        let (pipe, log) = JobPaths::daemon_names(number, count);
         let is_here = |(uuid, _): &&(GpuUuid, u64)| gpus.iter().any(|gpu| gpu.uuid == *uuid);
         Daemon {
             gpus: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
-            pipe,
-            log,
+            pipe: paths.file(&pipe),
+            log: paths.file(&log),
             threads: self.threads,
             memory: self.memory.iter().filter(is_here).cloned().collect(),
             priority: self.priority,
@@ -293,6 +295,7 @@ mod tests {
             gpus: gpus.iter().collect(),
             tasks: None,
             meeting: tasks,
+            may_share: part.is_some(),
             shared: part.is_some(),
             part,
             bind: Bind::DEFAULT,

@@ -12,7 +12,7 @@ pub use draft::Asked;
 use crate::plan::draft::Draft;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::limits::Limits;
-use batch::{Devices, Exclusive, GpuSource, Part, Submission};
+use batch::{Devices, Exclusive, GpuSource, Submission};
 use mpsd_core::bind::Bind;
 use mpsd_core::by_site::BySite;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Settings};
@@ -79,7 +79,10 @@ fn draft<'a>(case: &Case<'a>) -> Result<Draft<'a>, Failure> {
     let settings = case.settings;
     let gpus = gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
-    let (may_share, part) = may_share(case);
+    let (may_share, part) = match case.devices.exclusive {
+        Exclusive::Shared(part) => (true, part),
+        Exclusive::GpusAlone | Exclusive::Unknown => (settings.shared_gpus, None),
+    };
     Ok(Draft {
         asked: case.asked,
         filled: settings.with_defaults(&case.asked.request),
@@ -89,6 +92,7 @@ fn draft<'a>(case: &Case<'a>) -> Result<Draft<'a>, Failure> {
         gpus,
         tasks: case.devices.tasks_on_node.filter(|tasks| *tasks > 0),
         meeting: None,
+        may_share,
         shared: may_share && case.asked.request.mode != Mode::Own,
         part,
         bind: Bind::DEFAULT,
@@ -136,7 +140,7 @@ fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daem
             tasks: draft.tasks.unwrap_or(0),
             if_tasks_meet: case.asked.request.mode == Mode::Auto && !shared,
         }),
-        takes_turns: may_share(case).0 && !shared,
+        takes_turns: draft.may_share && !shared,
         report: filled.report == Some(true) && !by_site,
         // None for an interactive allocation: its user can ask `mpsctl status`, and a step's end is
         // not the job's.
@@ -170,10 +174,7 @@ impl Draft<'_> {
         };
         let groups = self.gpus.chunks(size.max(1));
         let count = groups.len();
-        let daemon = |(n, gpus)| {
-            let (pipe, log) = JobPaths::daemon_names(n, count);
-            limits.daemon(gpus, paths.file(&pipe), paths.file(&log))
-        };
+        let daemon = |(n, gpus)| limits.daemon(gpus, paths, n, count);
         groups.enumerate().map(daemon).collect()
     }
 
@@ -182,8 +183,7 @@ impl Draft<'_> {
         let limits = self.ceilings()?;
         let daemon = |gpu: &&Gpu| {
             let paths = self.settings.paths.job(&JobId::shared(uid, &gpu.uuid));
-            let (pipe, log) = JobPaths::daemon_names(0, 1);
-            limits.daemon(&[gpu], paths.file(&pipe), paths.file(&log))
+            limits.daemon(&[gpu], &paths, 0, 1)
         };
         Ok(self.gpus.iter().map(daemon).collect())
     }
@@ -250,13 +250,6 @@ fn record_gpu(gpu: &&Gpu) -> RecordGpu {
         uuid: gpu.uuid.clone(),
         cpus: gpu.cpus.clone(),
         memory_mib: gpu.memory_mib,
-    }
-}
-
-fn may_share(case: &Case<'_>) -> (bool, Option<Part>) {
-    match case.devices.exclusive {
-        Exclusive::Shared(part) => (true, part),
-        Exclusive::GpusAlone | Exclusive::Unknown => (case.settings.shared_gpus, None),
     }
 }
 

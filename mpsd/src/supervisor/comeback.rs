@@ -8,6 +8,7 @@ use super::logs::Tail;
 use super::observer::Observer;
 use super::start::{self, Running};
 use crate::job::spec::Spec;
+use crate::node::controls::LONGEST_NAME;
 use crate::node::tasks::cgroup_name;
 use mpsd_core::observations::{DaemonLost, keep};
 use mpsd_core::record::{self, Daemon};
@@ -25,8 +26,6 @@ use std::time::Duration;
 const LOCK: &str = "control_lock";
 /// What a daemon removes at its end, though another one may have made it anew.
 const REMOVED: [&str; 2] = ["log", "nvidia-cuda-mps-control.pid"];
-/// Of a process in the kernel, bytes.
-const LONGEST_NAME: usize = 15;
 
 #[derive(Debug)]
 struct Successor {
@@ -124,7 +123,7 @@ impl Comeback {
             let listens = SocketFile::of(&next.daemon.daemon.pipe) != next.earlier;
             match start::advance(spec, &mut next.daemon, listens, next.end) {
                 Err(why) => self.failed(next, &why, observer),
-                Ok(_) if next.daemon.is_ready() => {
+                Ok(_) if next.daemon.server.is_some() => {
                     back(spec, &next, observer);
                     events.forget(&mut next.daemon.watches.socket);
                     running.push(next.daemon);

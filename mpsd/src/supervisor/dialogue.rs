@@ -137,10 +137,10 @@ fn expect_percent(said: Option<&str>, wanted: f64) -> Result<(), String> {
 }
 
 fn quoted(said: Option<&str>) -> String {
-    said.map_or_else(
-        || "nothing".to_owned(),
-        |s| format!("'{}'", one_line(s, 80)),
-    )
+    match said {
+        None => "nothing".to_owned(),
+        Some(said) => format!("'{}'", one_line(said, 80)),
+    }
 }
 
 /// The proof of the limits by the server's own log.

@@ -32,6 +32,17 @@ fn open_to_append(path: &Path, flags: OFlag) -> io::Result<File> {
         .open(path)
 }
 
+/// Opens a file of the user's, if it is a regular one and no link.
+pub fn open_to_read(path: &Path) -> io::Result<File> {
+    let flags = NO_WAIT | OFlag::O_NOFOLLOW;
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(flags.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
 #[derive(Debug)]
 pub struct Tail {
     file: File,
@@ -43,15 +54,8 @@ impl Tail {
     /// Opens the log twice: for the daemon to append to, and for us to read.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let path = directory.join(CONTROL_LOG);
-        let flags = NO_WAIT | OFlag::O_NOFOLLOW;
-        let writer = open_to_append(&path, flags)?;
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags.bits())
-            .open(&path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
+        let writer = open_to_append(&path, NO_WAIT | OFlag::O_NOFOLLOW)?;
+        let file = open_to_read(&path)?;
         let (rest, last) = (Vec::new(), VecDeque::new());
         Ok((writer, Self { file, rest, last }))
     }
@@ -116,12 +120,7 @@ impl UserLog {
 
 /// By the user's word.
 pub fn owner(directory: &Path) -> Option<i32> {
-    let flags = NO_WAIT | OFlag::O_NOFOLLOW;
-    let log = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(directory.join(USER_LOG))
-        .ok()?;
+    let log = open_to_read(&directory.join(USER_LOG)).ok()?;
     let lock = fcntl_getlk(log, &FlockType::WriteLock.into()).ok()??;
     Some(lock.pid?.as_raw_pid())
 }

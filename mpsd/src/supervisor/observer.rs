@@ -74,14 +74,6 @@ struct JobsOfClients {
 }
 
 impl JobsOfClients {
-    fn of(spec: &Spec) -> Option<Self> {
-        Some(Self {
-            known: BTreeMap::new(),
-            paths: spec.paths(),
-            sharers: spec.sharers_file()?,
-        })
-    }
-
     fn enter(&mut self, client: i32) {
         self.known.remove(&client);
         if self.known.len() >= MOST_CLIENTS {
@@ -105,7 +97,11 @@ impl Observer {
                 mpsd: std::process::id(),
                 ..Observations::default()
             },
-            jobs: JobsOfClients::of(spec),
+            jobs: spec.sharers_file().map(|sharers| JobsOfClients {
+                known: BTreeMap::new(),
+                paths: spec.paths(),
+                sharers,
+            }),
             file: descriptors::take_file(OBSERVATIONS_FD).map(File::from).ok(),
             ..Self::default()
         }

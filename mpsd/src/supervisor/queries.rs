@@ -8,11 +8,8 @@ use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::{Entry, ProcessTable};
-use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -91,18 +88,9 @@ fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
 
 /// The user may have put anything in its place.
 fn pid_in(path: &Path) -> Option<i32> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
-    let file = File::options()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)
-        .ok()?;
     let mut text = String::new();
-    let is_file = file.metadata().is_ok_and(|about| about.is_file());
-    file.take(LONGEST_PID)
-        .read_to_string(&mut text)
-        .ok()
-        .filter(|_| is_file)?;
+    let mut file = logs::open_to_read(path).ok()?.take(LONGEST_PID);
+    file.read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 

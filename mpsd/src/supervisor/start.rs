@@ -26,7 +26,8 @@ pub struct Running {
     pub watches: Watches,
     /// Its limits are read back, and it was told to start its server.
     configured: bool,
-    server: Option<i32>,
+    /// Once it is ready.
+    pub server: Option<i32>,
     proof: Proof,
 }
 
@@ -38,14 +39,6 @@ impl Running {
             self.proof.take(line);
         }
         lines
-    }
-
-    pub fn server(&self) -> Option<i32> {
-        self.server
-    }
-
-    pub fn is_ready(&self) -> bool {
-        self.server.is_some()
     }
 
     pub fn ready(&self) -> ReadyDaemon {

@@ -78,7 +78,7 @@ impl UsageWatch {
         for (place, (gpu, last)) in self.gpus.iter_mut().enumerate() {
             let known = &mut self.recorder.gpus[place];
             if self.last.is_none() {
-                known.memory_mib = nvml.memory_mib(gpu);
+                known.usage.memory_mib = nvml.memory_mib(gpu);
             }
             self.recorder.count(place, &nvml.counters(gpu, last));
         }
@@ -118,18 +118,15 @@ impl Mean {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct GpuTotals {
-    gpu: Option<GpuUuid>,
-    memory_mib: Option<u64>,
+    usage: GpuUsage,
     buckets: Vec<Mean>,
     busy: Mean,
     memory_busy: Mean,
     /// Of thousandths.
     sm: Mean,
     bandwidth: Mean,
-    energy_mj: Option<u64>,
-    energy_ms: u64,
 }
 
 /// A bounded series: when its buckets are full, two become one.
@@ -145,8 +142,12 @@ struct Recorder {
 impl Recorder {
     fn of(gpus: &[GpuUuid]) -> Self {
         let totals = |gpu: &GpuUuid| GpuTotals {
-            gpu: Some(gpu.clone()),
-            ..GpuTotals::default()
+            usage: GpuUsage::new(gpu.clone()),
+            buckets: Vec::new(),
+            busy: Mean::default(),
+            memory_busy: Mean::default(),
+            sm: Mean::default(),
+            bandwidth: Mean::default(),
         };
         Self {
             step_ms: SHORTEST_MS,
@@ -200,8 +201,8 @@ impl Recorder {
             gpu.bandwidth.add(thousandths(bandwidth), counted.since_ms);
         }
         if let Some(energy) = counted.energy_mj {
-            *gpu.energy_mj.get_or_insert(0) += energy;
-            gpu.energy_ms += counted.since_ms;
+            *gpu.usage.energy_mj.get_or_insert(0) += energy;
+            gpu.usage.energy_ms += counted.since_ms;
         }
     }
 
@@ -212,16 +213,13 @@ impl Recorder {
                 ..mean
             };
             let usage = GpuUsage {
-                memory_mib: totals.memory_mib,
                 busy: totals.buckets.iter().map(|mean| mean.percent()).collect(),
                 busy_percent: totals.busy.percent(),
                 samples: totals.busy.weight,
                 memory_busy_percent: totals.memory_busy.percent(),
                 sm_percent: whole(totals.sm).percent(),
                 bandwidth_percent: whole(totals.bandwidth).percent(),
-                energy_mj: totals.energy_mj,
-                energy_ms: totals.energy_ms,
-                ..GpuUsage::new(totals.gpu.clone()?)
+                ..totals.usage.clone()
             };
             let is_counted = usage.used_percent().is_some() || usage.energy_mj.is_some();
             is_counted.then_some(usage)

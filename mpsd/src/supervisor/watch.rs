@@ -96,7 +96,7 @@ fn replace_server(daemon: &Running, observer: &mut Observer) {
     if !observer.needs_new_server(control) {
         return;
     }
-    let server = observer.server(control).or(daemon.server());
+    let server = observer.server(control).or(daemon.server);
     let table = ProcessTable::scan().unwrap_or_default();
     let own = table.descendants(control).into_iter();
     let own = own.map(|entry| entry.stat.id);
