@@ -187,22 +187,14 @@ mod tests {
     const RECORDED: &str = include_str!("recorded/journal-1.json");
 
     #[test]
-    fn a_recorded_job_can_be_undone() {
+    fn a_recorded_job_can_be_undone_and_is_written_as_it_was() {
         let journal = Journal::parse(RECORDED).unwrap();
         let undo: Vec<String> = journal.to_undo().map(ToString::to_string).collect();
         assert_eq!(undo.len(), 5, "{undo:?}");
         assert!(undo[4].starts_with("claim GPU-85e8a6f0"), "{undo:?}");
-    }
-
-    #[test]
-    fn what_is_written_today_is_what_was_recorded() {
-        let journal = Journal::parse(RECORDED).unwrap();
-        assert_eq!(
-            journal.to_text().unwrap(),
-            RECORDED,
-            "a further field is optional and not written by default; another format needs a new \
-             number and recording"
-        );
+        let rule = "a further field is optional and not written by default; another format needs \
+                    a new number and recording";
+        assert_eq!(journal.to_text().unwrap(), RECORDED, "{rule}");
     }
 
     #[test]

@@ -54,23 +54,23 @@ fn of_a_shared_mps_a_job_is_told_what_its_own_clients_held_together() {
 
 #[test]
 fn a_report_names_what_was_lost_with_pid_and_cause() {
-    assert_eq!(
-        lines(&report()).join("\n"),
-        "\
-job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
-  the node is as before, compute modes restored; not drained
-  limits of each client: threads 25 %, memory 1024M of GPU-00000000
-  at the end: Terminate for mps-server 691
-  by the job's own mpsd: 49 clients, 48 at once
-    GPU 0: at most 48 clients and 9000 MiB at a look
-    GPU 1: no client at any look
-    client 999 got no context; 48 others had one
-    server 691 was lost (killed or ended with status 0) with 48 clients, which got error 806
-    control daemon 690 was lost (signal 9)
-    client 8349 caused a fatal GPU error
-    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended
-    GPU 0: one client held at most 211 of the 1024 MiB that it may"
-    );
+    let told = lines(&report());
+    let own = [
+        "job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms",
+        "  the node is as before, compute modes restored; not drained",
+        "  limits of each client: threads 25 %, memory 1024M of GPU-00000000",
+        "  at the end: Terminate for mps-server 691",
+        "  by the job's own mpsd: 49 clients, 48 at once",
+        "    GPU 0: at most 48 clients and 9000 MiB at a look",
+        "    GPU 1: no client at any look",
+        "    client 999 got no context; 48 others had one",
+        "    server 691 was lost (killed or ended with status 0) with 48 clients, which got error 806",
+        "    control daemon 690 was lost (signal 9)",
+        "    client 8349 caused a fatal GPU error",
+        "    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended",
+        "    GPU 0: one client held at most 211 of the 1024 MiB that it may",
+    ];
+    assert_eq!(told, own);
 }
 
 fn advised(mut report: JobReport) -> JobReport {

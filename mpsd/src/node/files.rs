@@ -257,23 +257,26 @@ mod tests {
     use mpsd_core::{Failure, GpuUuid};
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    fn job() -> JobId {
+        JobId::parse("64.srv").unwrap()
+    }
+
     /// A stopped prologue may hold it.
     #[test]
     fn a_lock_that_another_holds_is_not_waited_for_beyond_the_limit() {
         let place = tempfile::tempdir().unwrap();
         let limit = Duration::from_secs(1);
-        let job = JobId::parse("64.srv").unwrap();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
         let mut holder = node(place.path(), limit);
         let held = (
-            holder.open_job(&job).unwrap(),
+            holder.open_job(&job()).unwrap(),
             holder.lock_gpu(&gpu).unwrap(),
         );
         let (tell, told) = std::sync::mpsc::channel();
         let path = place.path().to_owned();
         std::thread::spawn(move || {
             let mut late = node(&path, limit);
-            let refused = [late.open_job(&job).err(), late.lock_gpu(&gpu).err()];
+            let refused = [late.open_job(&job()).err(), late.lock_gpu(&gpu).err()];
             tell.send(refused.map(|why| matches!(why, Some(Failure::Undetermined(_)))))
         });
         let refused = told.recv_timeout(20 * limit).expect("an answer");
@@ -285,11 +288,10 @@ mod tests {
     #[test]
     fn a_job_whose_directory_stays_keeps_its_lock() {
         let place = tempfile::tempdir().unwrap();
-        let job = JobId::parse("64.srv").unwrap();
-        let held = node(place.path(), Duration::from_secs(20)).open_job(&job);
+        let held = node(place.path(), Duration::from_secs(20)).open_job(&job());
         let mut late = node(place.path(), Duration::ZERO);
-        assert!(late.remove_job(&job).is_err(), "there is no time");
-        assert!(late.has_directory(&job) && late.has_lock(&job));
+        assert!(late.remove_job(&job()).is_err(), "there is no time");
+        assert!(late.has_directory(&job()) && late.has_lock(&job()));
         drop(held.unwrap());
     }
 
@@ -298,16 +300,15 @@ mod tests {
     fn a_job_whose_directory_is_removed_while_its_start_is_cancelled_is_no_fault() {
         let place = tempfile::tempdir().unwrap();
         let limit = Duration::from_secs(20);
-        let job = JobId::parse("64.srv").unwrap();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut other = node(place.path(), limit);
                 while !over.load(Ordering::Relaxed) {
-                    other.remove_job(&job).expect("removed");
+                    other.remove_job(&job()).expect("removed");
                 }
             });
-            let cancel = |_| node(place.path(), limit).cancel(&job);
+            let cancel = |_| node(place.path(), limit).cancel(&job());
             let failed = (0..3000).map(cancel).find(Result::is_err);
             over.store(true, Ordering::Relaxed);
             assert_eq!(failed, None);

@@ -176,26 +176,17 @@ mod tests {
 
     /// The directory service has no such group, and the caller is root, which may give any.
     #[test]
-    fn a_file_that_a_note_makes_has_the_users_group_and_one_that_was_there_keeps_its_own() {
+    fn a_note_is_appended_to_a_regular_file_only_and_only_a_new_one_gets_the_users_group() {
         let place = tempfile::tempdir().unwrap();
-        let [new, old] = ["new", "old"].map(|name| place.path().join(name));
+        let [new, old, pipe] = ["new", "old", "pipe"].map(|name| place.path().join(name));
         std::fs::write(&old, "").unwrap();
         std::os::unix::fs::chown(&old, None, Some(54_322)).unwrap();
-        for file in [&new, &old] {
+        for (file, group) in [(&new, 54_321), (&old, 54_322)] {
             append_note(file, Some(54_321), &b"one\n"[..]).unwrap();
+            append_note(file, None, &b"two\n"[..]).unwrap();
+            assert_eq!(std::fs::read_to_string(file).unwrap(), "one\ntwo\n");
+            assert_eq!(file.metadata().unwrap().gid(), group);
         }
-        let groups = [&new, &old].map(|file| file.metadata().unwrap().gid());
-        assert_eq!(groups, [54_321, 54_322]);
-    }
-
-    #[test]
-    fn a_note_is_appended_to_a_regular_file_only() {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("job-1.out");
-        append_note(&file, None, &b"one\n"[..]).unwrap();
-        append_note(&file, None, &b"two\n"[..]).unwrap();
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\n");
-        let pipe = place.path().join("pipe");
         nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         for other in [Path::new("/dev/null"), place.path(), &pipe] {
             let why = append_note(other, None, &b"x\n"[..]).unwrap_err();
