@@ -6,23 +6,18 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
-    let result = match &arguments {
-        Daemon {
-            note: Some(file),
-            group,
-            ..
-        } => supervisor::note(file, *group),
-        Daemon {
-            nvml: Some(library),
-            ..
-        } => worker::serve(library),
-        Daemon {
-            terminate: Some(clients),
-            ..
-        } => supervisor::terminate(clients),
-        Daemon { stop: true, .. } => supervisor::stop(),
-        Daemon { look: true, .. } => supervisor::look(),
-        _ => supervisor::run(),
+    let result = if let Some(file) = &arguments.note {
+        supervisor::note(file, arguments.group)
+    } else if let Some(library) = &arguments.nvml {
+        worker::serve(library)
+    } else if let Some(clients) = &arguments.terminate {
+        supervisor::terminate(clients)
+    } else if arguments.stop {
+        supervisor::stop()
+    } else if arguments.look {
+        supervisor::look()
+    } else {
+        supervisor::run()
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -54,7 +54,6 @@ pub struct Undrain {
 /// The object of `--json`.
 #[derive(Debug, Default, Serialize)]
 pub struct ReconcileReport {
-    /// Something is not as it should be.
     pub incomplete: bool,
     pub told: Vec<ReportLine>,
 }

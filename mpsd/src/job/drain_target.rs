@@ -27,6 +27,19 @@ pub struct DrainTarget {
 }
 
 impl DrainTarget {
+    pub(super) fn new(job: &JobId, scheduler: Scheduler, node: &str, settings: &Settings) -> Self {
+        Self {
+            job: job.clone(),
+            sharers: BTreeSet::new(),
+            scheduler,
+            node: node.to_owned(),
+            uid: 0,
+            prefix: drain_prefix(settings),
+            slurm_conf: None,
+            gpus: Vec::new(),
+        }
+    }
+
     /// `job 12`, or as many as fit into a reason: `jobs 12, 13`.
     pub fn jobs(&self) -> String {
         let shown = self.sharers.iter().take(MOST_NAMED);
@@ -52,14 +65,8 @@ mod tests {
         let job = |number: u32| JobId::parse(&number.to_string()).unwrap();
         let named = |numbers: std::ops::Range<u32>| {
             let target = DrainTarget {
-                job: job(1),
                 sharers: numbers.map(job).collect(),
-                scheduler: Scheduler::Slurm,
-                node: String::new(),
-                uid: 0,
-                prefix: None,
-                slurm_conf: None,
-                gpus: Vec::new(),
+                ..DrainTarget::new(&job(1), Scheduler::Slurm, "n1", &Settings::usual())
             };
             target.jobs()
         };

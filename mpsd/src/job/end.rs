@@ -1,7 +1,7 @@
 //! The end of a job: undo the journal, write the log lines, drain on proof.
 
 use super::audit;
-use super::drain_target::{DrainTarget, drain_prefix};
+use super::drain_target::DrainTarget;
 use super::evidence;
 use super::findings::Findings;
 use super::journal::Journal;
@@ -84,7 +84,14 @@ pub fn end_if(
     let last_words = observed
         .as_ref()
         .map(|observed| observed.last_words.clone());
-    let target = target(job, ending, journal.as_ref(), &findings);
+    // As configured when the job began: the configuration may be gone.
+    let known = journal.as_ref().map(Journal::drain_target);
+    let target = DrainTarget {
+        sharers: findings.sharers.clone(),
+        ..known.unwrap_or_else(|| {
+            DrainTarget::new(job, ending.scheduler, ending.node, ending.settings)
+        })
+    };
     evidence::of_silent_nvml(node, target.clone());
     let mut lines = say(node, job, journal.as_ref(), &findings);
     let location = Location::of(ending.settings);
@@ -233,30 +240,4 @@ fn say(
         }
     }
     lines
-}
-
-/// As configured when the job began: the configuration may be gone.
-fn target(
-    job: &JobId,
-    ending: &Ending<'_>,
-    journal: Option<&Journal>,
-    findings: &Findings,
-) -> DrainTarget {
-    let sharers = findings.sharers.clone();
-    match journal {
-        Some(journal) => DrainTarget {
-            sharers,
-            ..journal.drain_target()
-        },
-        None => DrainTarget {
-            job: job.clone(),
-            sharers,
-            scheduler: ending.scheduler,
-            node: ending.node.to_owned(),
-            uid: 0,
-            prefix: drain_prefix(ending.settings),
-            slurm_conf: None,
-            gpus: Vec::new(),
-        },
-    }
 }

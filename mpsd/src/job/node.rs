@@ -105,7 +105,6 @@ pub trait Gpus {
     fn silent_nvml(&mut self) -> Option<ProcessRef>;
 }
 
-/// Where root keeps its files on a node, and how long it may take.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     pub paths: Paths,

@@ -1,13 +1,12 @@
 //! A job before its start.
 
-use super::drain_target::{DrainTarget, drain_prefix};
+use super::drain_target::DrainTarget;
 use crate::plan::{Asked, Case};
 use batch::drain::Place;
 use batch::{Devices, Location, Submission, Unattached};
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Inventory};
 use mpsd_sys::deadline::Deadline;
-use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
@@ -52,15 +51,13 @@ impl Job {
     }
 
     pub fn drain_target(&self, gpus: Vec<String>) -> DrainTarget {
+        let submission = &self.submission;
+        let (job, scheduler) = (&submission.job, submission.scheduler);
         DrainTarget {
-            job: self.submission.job.clone(),
-            sharers: BTreeSet::new(),
-            scheduler: self.submission.scheduler,
-            node: self.node.clone(),
             uid: self.user.uid,
-            prefix: drain_prefix(&self.settings),
             slurm_conf: self.location.slurm_conf.clone(),
             gpus,
+            ..DrainTarget::new(job, scheduler, &self.node, &self.settings)
         }
     }
 }

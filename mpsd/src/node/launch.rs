@@ -196,23 +196,19 @@ fn check(
     if reported != planned {
         return Err(format!("{reported} daemons reported, {planned} asked for"));
     }
-    let pids = daemons
-        .iter()
-        .flat_map(|daemon| [daemon.control, daemon.server]);
-    let by_file = processes::by_file(node, journal, &pids.collect::<Vec<_>>());
-    let mut proved = Vec::new();
-    for daemon in daemons {
-        for (pid, role) in [
+    let both = |daemon: ReadyDaemon| {
+        [
             (daemon.control, Role::Control),
             (daemon.server, Role::Server),
-        ] {
-            let process = processes::prove(node, journal, pid, role, &by_file);
-            let process =
-                process.ok_or_else(|| format!("process {pid} is not this job's {role}"))?;
-            proved.push(process);
-        }
-    }
-    Ok(proved)
+        ]
+    };
+    let reported: Vec<_> = daemons.into_iter().flat_map(both).collect();
+    let by_file = processes::by_file(node, journal, reported.iter().map(|(pid, _)| *pid));
+    let prove = |(pid, role)| {
+        let process = processes::prove(node, journal, pid, role, &by_file);
+        process.ok_or_else(|| format!("process {pid} is not this job's {role}"))
+    };
+    reported.into_iter().map(prove).collect()
 }
 
 #[cfg(test)]

@@ -377,8 +377,12 @@ pub(super) fn prove(
 }
 
 /// Of those whose files the journal does not know. The usual case needs no child.
-pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
-    let processes = pids.iter().filter_map(|pid| Process::find(*pid));
+pub(super) fn by_file(
+    node: &RealNode,
+    journal: &Journal,
+    pids: impl Iterator<Item = i32>,
+) -> Vec<(ProcessRef, Role)> {
+    let processes = pids.filter_map(Process::find);
     let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
     let unknown: Vec<_> = unknown.map(|process| process.id()).collect();
     look_at(&unknown, |process| role_of(node, journal, process))

@@ -88,22 +88,19 @@ fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
         let (above, below) = parts.split_at(depth);
         let step = below.first().and_then(|next| next.strip_prefix("step_"));
         let id = match above {
-            [.., "torque", id] => id,
-            [.., service, "jobid", id] if service.ends_with(".service") => id,
-            [.., last] => match last.strip_prefix("job_").filter(|id| is_digits(id)) {
-                Some(id) => id,
-                None if step.is_some() && is_word(last, b"") => {
-                    return Some((
-                        CgroupName::Sluid((*last).to_owned()),
-                        step.map(str::to_owned),
-                    ));
-                }
-                None => return None,
-            },
-            [] => return None,
+            [.., "torque", id] => Some(*id),
+            [.., service, "jobid", id] if service.ends_with(".service") => Some(*id),
+            [.., last] => last.strip_prefix("job_").filter(|id| is_digits(id)),
+            [] => None,
         };
-        let job = JobId::parse(id).ok()?;
-        Some((CgroupName::Id(job), step.map(str::to_owned)))
+        let name = match (id, above.last()) {
+            (Some(id), _) => CgroupName::Id(JobId::parse(id).ok()?),
+            (None, Some(last)) if step.is_some() && is_word(last, b"") => {
+                CgroupName::Sluid((*last).to_owned())
+            }
+            (None, _) => return None,
+        };
+        Some((name, step.map(str::to_owned)))
     })
 }
 
