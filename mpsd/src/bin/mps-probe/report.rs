@@ -126,23 +126,19 @@ mod tests {
     use super::*;
     use clap::Parser as _;
 
-    fn options(given: &[&str]) -> Options {
-        Options::parse_from([&["mps-probe"], given].concat())
-    }
-
-    fn gpu() -> GpuReport {
+    fn gpu(sms: u32, mib: u64) -> GpuReport {
         GpuReport {
             index: 0,
             facts: Facts {
                 uuid: "GPU-200b4359-5562-4e0e-ed46-88b581af6524".into(),
                 name: "NVIDIA H200".into(),
-                sms: 32,
+                sms,
                 total_mib: 143_155,
                 free_mib: 2927,
                 mps_attribute: None,
             },
             mps_listed: Some(true),
-            allocatable_mib: Some(2816),
+            allocatable_mib: Some(mib),
             allocation_capped: false,
             memset_ok: true,
         }
@@ -151,23 +147,13 @@ mod tests {
     #[test]
     fn expectations_are_checked_one_by_one() {
         let all = ["--require-mps", "--expect-sms=32", "--expect-mem=3072"];
-        let all_of_it = |mib| {
-            let sms = 132;
-            let facts = Facts { sms, ..gpu().facts };
-            let allocatable_mib = Some(mib);
-            GpuReport {
-                facts,
-                allocatable_mib,
-                ..gpu()
-            }
-        };
         let outside = GpuReport {
             mps_listed: Some(false),
-            ..all_of_it(3328)
+            ..gpu(132, 3328)
         };
         let broken = GpuReport {
             memset_ok: false,
-            ..gpu()
+            ..gpu(32, 2816)
         };
         let few = ["2368 MiB could be allocated, 2429 to 3072 were expected"];
         let more = ["2816 MiB could be allocated, 3118 to 3392 were expected"];
@@ -177,14 +163,15 @@ mod tests {
             "3328 MiB could be allocated, 2429 to 3072 were expected",
         ];
         for (gpu, given, words) in [
-            (gpu(), &all[..], &[][..]),
-            (all_of_it(2432), &["--expect-mem=3072"], &[]),
-            (all_of_it(2368), &["--expect-mem=3072"], &few),
+            (gpu(32, 2816), &all[..], &[][..]),
+            (gpu(132, 2432), &all[2..], &[]),
+            (gpu(132, 2368), &all[2..], &few),
             (outside, &all, &all_words),
             (broken, &[], &["what was read back is not what was written"]),
-            (gpu(), &["--expect-mem=3392"], &more),
+            (gpu(32, 2816), &["--expect-mem=3392"], &more),
         ] {
-            let found = unmet(&gpu, &options(given));
+            let options = Options::parse_from([&["mps-probe"], given].concat());
+            let found = unmet(&gpu, &options);
             assert_eq!(found.len(), words.len(), "{found:?}");
             let mut both = found.iter().zip(words);
             assert!(both.all(|(found, words)| found.ends_with(words)));
