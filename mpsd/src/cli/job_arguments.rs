@@ -92,10 +92,8 @@ impl JobArguments {
     ) -> Result<Option<Asked>, Failure> {
         let usual = batch::of(submission.scheduler).facts().syntax;
         let given = self.request.as_deref().map(Request::from_account);
-        let account = submission
-            .account
-            .as_ref()
-            .map(|account| read_account(account, settings));
+        let account = submission.account.as_ref();
+        let account = account.map(|account| read_account(account, settings));
         let resource = submission.resource.as_deref().map(Request::from_resource);
         let all = [
             (given.transpose()?.flatten(), usual),

@@ -36,10 +36,8 @@ pub(super) fn of_failed_start(
         unknown.why += &format!("; {lacking}");
     }
     // The process that stopped it may have ended.
-    let is_stopped = node
-        .known_members(journal)
-        .iter()
-        .any(|member| member.state == 'T');
+    let members = node.known_members(journal);
+    let is_stopped = members.iter().any(|member| member.state == 'T');
     unknown.by_user = user_was_here || is_stopped || node.user_is_here(journal);
     unknown.into()
 }

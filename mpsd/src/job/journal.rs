@@ -140,9 +140,7 @@ impl Journal {
     /// The effects that were begun, last first: what is to be undone.
     pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
         let effects = &self.plan.effects;
-        effects[..self.effects_begun.min(effects.len())]
-            .iter()
-            .rev()
+        effects.iter().take(self.effects_begun).rev()
     }
 
     pub fn joined_gpus(&self) -> impl Iterator<Item = &GpuUuid> {

@@ -99,9 +99,8 @@ fn used(report: &JobReport, gpu: &RecordGpu) -> Vec<String> {
     let usage = seen.and_then(|seen| seen.usage.as_ref()?.of(&gpu.uuid));
     let mut all: Vec<String> = usage.map(counted).unwrap_or_default();
     all.extend(held);
-    all.into_iter()
-        .map(|line| format!("GPU {}: {line}", gpu.index))
-        .collect()
+    let line = |line| format!("GPU {}: {line}", gpu.index);
+    all.into_iter().map(line).collect()
 }
 
 fn counted(usage: &GpuUsage) -> Vec<String> {

@@ -240,10 +240,8 @@ pub trait Store: Files {
             .names(&self.settings().paths.shared())
             .map_err(of_root)?;
         let id = |name: &String| {
-            let list = name
-                .strip_prefix('.')
-                .and_then(|name| name.strip_suffix(".sharers"));
-            let id = JobId::parse(locked(name).or(list).unwrap_or(name)).ok()?;
+            let list = || name.strip_prefix('.')?.strip_suffix(".sharers");
+            let id = JobId::parse(locked(name).or_else(list).unwrap_or(name)).ok()?;
             id.is_shared().then_some(id)
         };
         Ok(names.iter().filter_map(id).collect())
@@ -353,9 +351,8 @@ pub trait Store: Files {
 
     fn are_locked(&mut self, journal: &Journal) -> bool {
         let daemons = 0..journal.record().daemons.len();
-        let all: Vec<PathBuf> = daemons
-            .flat_map(|n| self.users_directories(journal, n))
-            .collect();
+        let all = daemons.flat_map(|n| self.users_directories(journal, n));
+        let all: Vec<PathBuf> = all.collect();
         // A job with many steps has little time for each.
         self.are_directories_kept(&all, KEPT.min(self.settings().teardown / 4))
     }
@@ -415,10 +412,8 @@ pub trait Store: Files {
 
     /// In this job's time, of all jobs that share it.
     fn shared_observations(&mut self, journal: &Journal) -> Option<Observations> {
-        let paths = self
-            .settings()
-            .paths
-            .seen(journal.job(), journal.uid(), journal.joined_gpus());
+        let (job, gpus) = (journal.job(), journal.joined_gpus());
+        let paths = self.settings().paths.seen(job, journal.uid(), gpus);
         let mut read = |path: &Path| self.read(path, observations::LONGEST).ok().flatten();
         let all = paths.iter().filter_map(|paths| paths.seen(&mut read));
         all.reduce(Observations::and)

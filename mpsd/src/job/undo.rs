@@ -151,9 +151,8 @@ fn leave_shared(
     }
     if sharers != before {
         let gone: Vec<&str> = before.difference(&sharers).map(JobId::as_str).collect();
-        findings
-            .notes
-            .push(format!("job {} has left shared MPS {id}", gone.join(", ")));
+        let note = format!("job {} has left shared MPS {id}", gone.join(", "));
+        findings.notes.push(note);
         match node.write_sharers(id, &sharers) {
             // An end needs no room.
             Err(Failure::Undetermined(why)) => findings.notes.push(format!(
@@ -180,9 +179,8 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
 /// not be taken out of the list, has no journal, or that of a later run.
 fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
     let is_this = |journal: Journal| {
-        journal
-            .joined_gpus()
-            .any(|gpu| JobId::shared(journal.uid(), gpu) == *id)
+        let mut gpus = journal.joined_gpus();
+        gpus.any(|gpu| JobId::shared(journal.uid(), gpu) == *id)
     };
     // A journal that cannot be read may say so.
     node.read_journal(job)
@@ -226,9 +224,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown);
     let mut left = living(node.known_members(journal));
     // A process whose role is not known may be a control daemon.
-    let control = left
-        .iter()
-        .any(|m| matches!(m.role, Role::Control | Role::Other));
+    let may_be_control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
+    let control = left.iter().any(may_be_control);
     let kept = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
         // A daemon that is asked to end removes its sockets. It would wait for a kept lock beyond

@@ -35,12 +35,9 @@ fn journal(program: &str, entry: &Entry) -> std::io::Result<()> {
         ("SYSLOG_IDENTIFIER", program.to_owned()),
     ];
     // A value without a line's end stands behind its name on one line.
-    let text: String = own
-        .iter()
-        .chain(&entry.fields)
-        .map(|(name, value)| format!("{name}={}\n", one_line(value, LONGEST)))
-        .collect();
-    send(&text, JOURNAL)
+    let all = own.iter().chain(&entry.fields);
+    let lines = all.map(|(name, value)| format!("{name}={}\n", one_line(value, LONGEST)));
+    send(&lines.collect::<String>(), JOURNAL)
 }
 
 fn send(text: &str, to: &str) -> std::io::Result<()> {

@@ -143,15 +143,11 @@ impl Members for RealNode {
             let table = ProcessTable::scan()?;
             let users = table.iter().filter(|entry| entry.uids.effective != 0);
             // A process may have ended meanwhile.
-            let threads = |process: ProcessRef| {
-                process
-                    .open()
-                    .and_then(|one| one.threads())
-                    .unwrap_or_default()
-            };
-            Some(by_user(
-                users.map(|entry| (entry.uids.effective, threads(entry.stat.id))),
-            ))
+            let threads = |process: ProcessRef| process.open()?.threads();
+            Some(by_user(users.map(|entry| {
+                let threads = threads(entry.stat.id);
+                (entry.uids.effective, threads.unwrap_or_default())
+            })))
         };
         by_child(Deadline::after(ALL_THREADS), all).ok()?
     }
@@ -174,10 +170,8 @@ impl Members for RealNode {
         let Some(table) = ProcessTable::scan() else {
             return true;
         };
-        let known = self
-            .known_members(journal)
-            .into_iter()
-            .filter(|m| m.role != Role::Other);
+        let known = self.known_members(journal).into_iter();
+        let known = known.filter(|m| m.role != Role::Other);
         let mut ours: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
         let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
             let theirs = ours.iter().flat_map(|pid| table.descendants(*pid));
@@ -284,13 +278,8 @@ fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> 
         id.open()?
             .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)
     };
-    let is_here = |pipe| {
-        journal
-            .record()
-            .daemons
-            .iter()
-            .any(|daemon| daemon.pipe.as_os_str() == pipe)
-    };
+    let mut daemons = journal.record().daemons.iter();
+    let is_here = |pipe| daemons.any(|daemon| daemon.pipe.as_os_str() == pipe);
     by_child(end.within(LOOK_TIME), || pipe().is_some_and(is_here)).ok()
 }
 

@@ -398,9 +398,8 @@ fn samples(device: &Device<'_>, kind: Sampling, last: &mut u64) -> Vec<(u64, u64
         SampleValue::I64(percent) => u64::try_from(percent).ok(),
         SampleValue::F64(_) => None,
     };
-    let all = found
-        .iter()
-        .filter_map(|sample| Some((sample.timestamp, percent(&sample.value)?)));
+    let found = found.iter();
+    let all = found.filter_map(|sample| Some((sample.timestamp, percent(&sample.value)?)));
     // NVML may also give older samples, and empty places of its buffer.
     let new: Vec<_> = all
         .filter(|(at, percent)| at > last && *percent <= 100)
@@ -434,10 +433,8 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         })
     };
     let clients = clients.iter().filter_map(|process| of(process, true));
-    only_plain
-        .filter_map(|process| of(process, false))
-        .chain(clients)
-        .collect()
+    let others = only_plain.filter_map(|process| of(process, false));
+    others.chain(clients).collect()
 }
 
 /// The kernel's file comes first, because NVML scans the whole machine for its first answer: 10 ms

@@ -132,10 +132,8 @@ fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, Repor
 /// A node without tmpfiles does not have it before the first drain or report.
 fn directory(paths: &Paths) -> Result<Dir, ReportsError> {
     let state = paths.state();
-    let made = DirBuilder::new()
-        .recursive(true)
-        .mode(PASSABLE)
-        .create(state);
+    let mut builder = DirBuilder::new();
+    let made = builder.recursive(true).mode(PASSABLE).create(state);
     made.map_err(|e| ReportsError::Other(format!("cannot make '{}': {e}", state.display())))?;
     let path = paths.reports();
     let name = path.file_name().unwrap_or_default();
@@ -187,10 +185,8 @@ fn written(dir: &Dir, name: &str) -> Option<u64> {
 fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
     let is_old = |name: &str| written(reports, name).is_some_and(|time| time < then);
-    let left = all
-        .iter()
-        .filter(|name| begun(name).is_some() && is_old(name));
-    left.cloned().collect()
+    let is_left = |name: &&String| begun(name).is_some() && is_old(name);
+    all.iter().filter(is_left).cloned().collect()
 }
 
 /// The youngest first, without those that have no time.
@@ -198,10 +194,8 @@ fn dated(
     all: impl IntoIterator<Item = String>,
     time: impl Fn(&str) -> Option<u64>,
 ) -> Vec<(u64, String)> {
-    let mut dated: Vec<_> = all
-        .into_iter()
-        .filter_map(|name| Some((time(&name)?, name)))
-        .collect();
+    let dated = |name: String| Some((time(&name)?, name));
+    let mut dated: Vec<_> = all.into_iter().filter_map(dated).collect();
     dated.sort_unstable_by(|one, other| other.cmp(one));
     dated
 }
@@ -313,10 +307,8 @@ fn prune(own: &Dir, newest: &str, days: u32, now: u64) -> Result<(), FileError> 
 
 /// Those of `job` and its steps that user `uid` may read; `None`: there is no copy.
 pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, FileError> {
-    let path = paths
-        .own_reports()
-        .join(uid.to_string())
-        .join(copy_name(job));
+    let own = paths.own_reports().join(uid.to_string());
+    let path = own.join(copy_name(job));
     match open_trusted(&path).and_then(|file| file.read(LONGEST)) {
         Ok(bytes) => Ok(Some(parse(&bytes))),
         Err(error) if error.is_absent() => Ok(None),

@@ -133,10 +133,8 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
     if !may_be_listed(base) && there.is_some() {
         return make();
     }
-    let directory = there
-        .map(PathBuf::as_path)
-        .or(base.parent())
-        .unwrap_or(base);
+    let above = base.parent().unwrap_or(base);
+    let directory = there.map_or(above, PathBuf::as_path);
     change(paths, directory, CGROUP_TIME, make)
 }
 

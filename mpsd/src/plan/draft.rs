@@ -47,10 +47,8 @@ pub(super) struct Draft<'a> {
 
 impl Draft<'_> {
     pub fn refuse(&self, key: Key, why: impl Into<String>, allowed: impl Into<String>) -> Refusal {
-        let word = self
-            .asked
-            .syntax
-            .token(key, self.filled.value(key).as_deref());
+        let value = self.filled.value(key);
+        let word = self.asked.syntax.token(key, value.as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
 

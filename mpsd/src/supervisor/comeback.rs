@@ -188,10 +188,8 @@ impl SocketFile {
 fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
     let (by, pid, before) = (&next.by, next.daemon.child.pid(), next.before);
     let how = format!("told to quit; {pid} took its place");
-    keep(
-        &mut observer.all.daemons_lost,
-        DaemonLost { pid: before, how },
-    );
+    let lost = DaemonLost { pid: before, how };
+    keep(&mut observer.all.daemons_lost, lost);
     observer.say(&format!(
         "{by} told control daemon {before} to quit, which jobs {} share: control daemon {pid} has taken its place, with the \
          same limits. Programs that started meanwhile may have got error 805. Remove 'quit' from the script: mpsd ends the MPS",
@@ -201,10 +199,8 @@ fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
 
 fn lost(before: i32, by: &str, why: &str, observer: &mut Observer) {
     let how = "told to quit".to_owned();
-    keep(
-        &mut observer.all.daemons_lost,
-        DaemonLost { pid: before, how },
-    );
+    let lost = DaemonLost { pid: before, how };
+    keep(&mut observer.all.daemons_lost, lost);
     observer.say(&format!(
         "{by} told control daemon {before} to quit, and no other one could take its place: {why}; from now on new steps and \
          'mpsctl exec' are refused, and other programs run without MPS"

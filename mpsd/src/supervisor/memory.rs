@@ -170,16 +170,13 @@ impl MemoryWatch {
                 self.ending.insert(pid);
                 terminate(spec, running, pid, &mut observer.log);
             }
-            let list = &mut observer.all.over_memory;
-            keep(
-                list,
-                OverMemory {
-                    pid,
-                    held_mib,
-                    limit_mib,
-                    terminated,
-                },
-            );
+            let over = OverMemory {
+                pid,
+                held_mib,
+                limit_mib,
+                terminated,
+            };
+            keep(&mut observer.all.over_memory, over);
         }
         for pid in self.check_jobs(&jobs, &clients, observer) {
             terminate(spec, running, pid, &mut observer.log);

@@ -53,10 +53,8 @@ pub fn stop() -> Result<(), String> {
 pub fn terminate(clients: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
-    let clients: Vec<i32> = clients
-        .split(',')
-        .filter_map(|pid| pid.parse().ok())
-        .collect();
+    let clients = clients.split(',').filter_map(|pid| pid.parse().ok());
+    let clients: Vec<i32> = clients.collect();
     send(&mut report, &stop::clients(&spec, &clients))
 }
 

@@ -166,15 +166,12 @@ impl Observer {
             Event::ServerExited(pid, status) => {
                 let clients = std::mem::take(&mut state.clients).len() as u64;
                 if *status != 0 || state.to_end != Some(*pid) {
-                    let (pid, status) = (*pid, *status);
-                    keep(
-                        &mut self.all.servers_lost,
-                        ServerLost {
-                            pid,
-                            status,
-                            clients,
-                        },
-                    );
+                    let lost = ServerLost {
+                        pid: *pid,
+                        status: *status,
+                        clients,
+                    };
+                    keep(&mut self.all.servers_lost, lost);
                 }
             }
             Event::Fatal(words) => {

@@ -74,14 +74,12 @@ fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, Gpu
     let record = |job: &JobId| paths.job(job).record();
     let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
     let is_foreign = |process: &Process| {
-        let is_users = process
-            .uids()
-            .is_some_and(|uids| uids.effective == spec.uid);
+        let uids = process.uids();
+        let is_users = uids.is_some_and(|uids| uids.effective == spec.uid);
         let of = cgroup_name(process).map(|name| name.job(&by_sluid));
         let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == *job || job.belongs_to(&of)));
-        let is_server = process
-            .stat()
-            .is_none_or(|stat| ours.contains(&stat.parent));
+        let stat = process.stat();
+        let is_server = stat.is_none_or(|stat| ours.contains(&stat.parent));
         is_users && is_jobs && !is_server
     };
     let listed = nvml.processes(gpu).ok()?.into_iter();

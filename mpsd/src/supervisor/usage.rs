@@ -52,9 +52,8 @@ impl UsageWatch {
             // What the GPU did without clients is not counted.
             let since = since_1970().as_micros();
             let since = u64::try_from(since).unwrap_or(u64::MAX);
-            self.gpus
-                .iter_mut()
-                .for_each(|(_, last)| *last = LookEnd::at(since));
+            let looks = self.gpus.iter_mut().map(|(_, look)| look);
+            looks.for_each(|look| *look = LookEnd::at(since));
             (self.since, self.next) = (now, Some(now + FIRST));
         } else if clients == 0 {
             self.next = Some(self.next.map_or(least, |next| next.min(least)));

@@ -89,23 +89,20 @@ impl Device {
     }
 
     pub fn facts(&self) -> Result<Facts, CudaFailure> {
-        let sms = self
-            .context
-            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-            .map_err(CudaFailure::of(
-                "cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)",
-            ))?;
-        let uuid = self
-            .context
-            .uuid()
-            .map_err(CudaFailure::of("cuDeviceGetUuid"))?;
-        let memory = self.context.mem_get_info();
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_MPS_ENABLED as MPS_ENABLED,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSOR_COUNT,
+        };
+        let context = &self.context;
+        let (sms, uuid) = (context.attribute(MULTIPROCESSOR_COUNT), context.uuid());
+        let of_sms = "cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)";
+        let sms = sms.map_err(CudaFailure::of(of_sms))?;
+        let uuid = uuid.map_err(CudaFailure::of("cuDeviceGetUuid"))?;
+        let memory = context.mem_get_info();
         let (free, total) = memory.map_err(CudaFailure::of("cuMemGetInfo"))?;
-        let name = self.context.name();
+        let name = context.name();
         // An older driver does not know the attribute.
-        let mps = self
-            .context
-            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+        let mps = context.attribute(MPS_ENABLED);
         Ok(Facts {
             uuid: uuid_text(&uuid),
             name: name.map_err(CudaFailure::of("cuDeviceGetName"))?,
