@@ -18,7 +18,6 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// Looks until the job's MPS has had a client.
 #[derive(Debug)]
 pub struct OutsideWatch {
-    gpus: Vec<GpuUuid>,
     pause: Duration,
     next: Option<Instant>,
 }
@@ -26,7 +25,6 @@ pub struct OutsideWatch {
 impl OutsideWatch {
     pub fn new(spec: &Spec) -> Self {
         Self {
-            gpus: spec.gpus(),
             pause: FIRST,
             next: spec.outside.then(|| Instant::now() + FIRST),
         }
@@ -52,8 +50,8 @@ impl OutsideWatch {
         self.pause = (2 * self.pause).min(LONGEST);
         self.next = Some(Instant::now() + self.pause);
         let ours: Vec<i32> = running.iter().map(|daemon| daemon.child.pid()).collect();
-        let found =
-            nvml().and_then(|nvml| self.gpus.iter().find_map(|gpu| one(spec, nvml, gpu, &ours)));
+        let mut gpus = spec.gpus().into_iter();
+        let found = nvml().and_then(|nvml| gpus.find_map(|gpu| one(spec, nvml, gpu, &ours)));
         if let Some((pid, gpu)) = found {
             self.next = None;
             keep(&mut observer.all.outside, pid);
@@ -69,7 +67,7 @@ impl OutsideWatch {
 
 /// Neither a client nor a server of the control daemons `ours`. Without a cgroup that names its job,
 /// its user decides.
-fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
+fn one(spec: &Spec, nvml: Nvml, gpu: GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let (job, paths) = (&spec.job, spec.paths());
     let record = |job: &JobId| paths.job(job).record();
     let by_sluid = |sluid: &str| record::by_sluid(record, [job.clone(), job.whole()], sluid);
@@ -82,10 +80,10 @@ fn one(spec: &Spec, nvml: Nvml, gpu: &GpuUuid, ours: &[i32]) -> Option<(i32, Gpu
         let is_server = stat.is_none_or(|stat| ours.contains(&stat.parent));
         is_users && is_jobs && !is_server
     };
-    let listed = nvml.processes(gpu).ok()?.into_iter();
+    let listed = nvml.processes(&gpu).ok()?.into_iter();
     let mut plain = listed.filter(|process| !process.mps_client);
     let pid = plain
         .find(|listed| Process::find(listed.pid).is_some_and(|process| is_foreign(&process)))?
         .pid;
-    Some((pid, gpu.clone()))
+    Some((pid, gpu))
 }
