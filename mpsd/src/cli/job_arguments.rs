@@ -83,8 +83,7 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// `None`: there is none, or MPS is off. Calls `settings` only for a job of a queue, or if it
-    /// refuses an account.
+    /// Calls `settings` only for a job of a queue, or if it refuses an account.
     pub fn request_of(
         &self,
         submission: &Submission,

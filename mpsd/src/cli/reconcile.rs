@@ -199,8 +199,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Except `own`. Journals first: a job that began after the scheduler's answer would seem to be
-    /// gone.
+    /// Journals first: a job that began after the scheduler's answer would seem to be gone.
     fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
         let mut jobs = Vec::new();
         let own = own.map(JobId::directory_name);

@@ -167,8 +167,7 @@ fn begin_without_mps<N: Node>(
     Ok(())
 }
 
-/// Whether `job` ended during a start that has done nothing yet. No other end will remove its
-/// directory then.
+/// Whether `job` ended during its start. No other end will remove its directory then.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {

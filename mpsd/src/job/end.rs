@@ -59,8 +59,7 @@ pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// If its journal is the one that is `meant`: the scheduler may have started another job under the
-/// same id.
+/// If the journal is `meant`: the scheduler may have started another job under the same id.
 pub fn end_if(
     node: &mut impl Node,
     job: &JobId,

@@ -21,8 +21,7 @@ const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// Whether its user may be the cause: that user has another process here, or a process of the job's
-/// MPS is stopped.
+/// Its user may be the cause with another process here, or by stopping the job's MPS.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
@@ -218,8 +217,7 @@ fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<F
     held.then(|| Fault::new(evidence, &suspicion.what, why))
 }
 
-/// Drains for the first of `faults` that drains. Returns a line for the caller, and whether the
-/// scheduler has it.
+/// Returns a line for the caller, and whether the scheduler has the drain.
 pub(super) fn drain<'a>(
     node: &mut impl Node,
     target: &DrainTarget,

@@ -24,8 +24,7 @@ pub struct Programs {
     pub server: Option<FileRef>,
 }
 
-/// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration,
-/// request or scheduler.
+/// `/run/mpsd/jobs/<job>/journal`, root 0600. It alone is enough to undo everything.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
     pub version: u32,

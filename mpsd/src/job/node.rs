@@ -176,8 +176,7 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// And ours above it if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// As the job's user. It starts the control daemons, but no server before
-    /// [`Daemons::await_ready`].
+    /// It starts the control daemons, but no server before [`Daemons::await_ready`].
     fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Proves what root can prove of `mpsd`'s report. Returns the control daemons and servers.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
@@ -196,8 +195,7 @@ pub trait Members {
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
     /// Its identity and its state letter now. Reads nothing that a user can block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Those that run the files of the job's MPS. An unreadable process does not stop the look at
-    /// the others.
+    /// Of those that run the files of the job's MPS, without unreadable ones.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     fn member(&mut self, pid: i32, role: Role) -> Option<Member> {
         self.process(pid).map(|(process, state)| Member {

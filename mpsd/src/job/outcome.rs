@@ -114,8 +114,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
         delay_exit(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.tells_tasks, failure);
-    // Nothing else tells the administrator that the job waits for this node, or that its
-    // configuration is unusable.
+    // Nothing else tells the administrator.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
     if is_unseen && !drained && job.settings.drain.enabled {
         let line = node.remark(&job.place, failure);
@@ -319,8 +318,7 @@ pub fn record_failure(node: &mut impl Node, job: &JobId, uid: u32, failure: &Fai
         Failure::Fault(_) | Failure::Undetermined(_) => RecordState::Failed,
     };
     let mut record = Record::without_mps(job.clone(), uid, state, failure.to_string());
-    // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration
-    // does not drain.
+    // Slurm's plugin drains on the kind `fault`; an unusable configuration does not drain.
     record.of_node = !failure.may_be_users();
     record.kind = Some(match is_misconfigured(failure) {
         true => FailureKind::Undetermined,

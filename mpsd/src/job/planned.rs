@@ -31,9 +31,8 @@ pub(super) fn make_plan(
         known => {
             let known = known.map(|(plan, known)| (known, plan.record.gpu_uuids()));
             let now = node.inventory(known)?;
-            // slurmstepd is inside the device limits of its job
-            // (docs/facts/slurm.md#callbacks-of-a-plugin), where NVML may list that job's GPUs
-            // alone, counted from 0.
+            // In slurmstepd NVML may list the job's GPUs alone, counted from 0
+            // (docs/facts/slurm.md#callbacks-of-a-plugin).
             if !job.submission.step {
                 ledger::remember_gpus(node, &now);
             }
@@ -49,8 +48,7 @@ pub(super) fn make_plan(
     Ok(plan)
 }
 
-/// No job with MPS begins while a second look at this node is due, or while its scheduler has not
-/// got a drain.
+/// No job with MPS begins while a second look is due, or the scheduler has not got a drain.
 fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
         outcome::say_of_node(node, job, &line);

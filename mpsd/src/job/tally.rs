@@ -83,8 +83,7 @@ impl Tally {
         } += 1;
     }
 
-    /// `ready` jobs have their MPS now. A job that begins and ends between two looks is counted at
-    /// its end.
+    /// `ready` jobs have their MPS now. A job between two looks is counted at its end.
     pub fn look(&mut self, ready: usize) {
         let ready = u64::try_from(ready).unwrap_or(u64::MAX);
         self.had_mps = self.had_mps.max(self.ready.count.saturating_add(ready));

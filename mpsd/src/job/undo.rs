@@ -228,8 +228,7 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let control = left.iter().any(may_be_control);
     let kept = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
-        // A daemon that is asked to end removes its sockets. It would wait for a kept lock beyond
-        // SIGKILL.
+        // A daemon that is asked to end removes its sockets, and waits for a kept lock to do so.
         if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
             continue;
         }

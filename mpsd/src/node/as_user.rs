@@ -116,9 +116,8 @@ impl RealNode {
         Some(Hidden { files, behind })
     }
 
-    /// Root starts each program of a user's like this. It gets the daemons' group before exec. The
-    /// user's other processes lack that group, so they can never debug it (ptrace(2), "Ptrace access
-    /// mode checking").
+    /// Root starts each program of a user's like this. The user's other processes lack the daemons'
+    /// group, so they can never debug it (ptrace(2), "Ptrace access mode checking").
     fn program_of(
         &self,
         (uid, gid): (u32, u32),

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 const DEV: &str = "/dev";
 const GPU: &str = "nvidia";
 
-/// Under every name in `/dev`. Empty if `/dev` lacks a file of the job's own GPUs: its names may then
-/// mean other devices.
+/// Empty if `/dev` lacks a file of the job's own GPUs: its names may then mean other devices.
 pub(super) fn of_others(minors: &[u32]) -> Vec<PathBuf> {
     if minors.is_empty() {
         return Vec::new();

@@ -126,8 +126,7 @@ impl Files for RealNode {
             .map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
-    /// A child removes a name that is not there, which takes the lock. The user's FUSE mounts could
-    /// delay it, so they are aborted first.
+    /// A child takes the lock by removing a name that is not there, after the user's FUSE mounts.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
         let touch = || {
             let job = paths.first().and_then(|path| path.parent());

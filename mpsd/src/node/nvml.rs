@@ -463,8 +463,7 @@ fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError>
     let mut all = Vec::new();
     for number in 0..most {
         match mig_device(device, number, most, parent) {
-            // The numbers may have gaps, and a device may go at any time. An ordinary user may not
-            // see another job's; root sees all.
+            // Numbers may have gaps, devices may go, and an ordinary user does not see all.
             Err(Cause::NotFound | Cause::InvalidArg | Cause::NoPermission) => {}
             mig => {
                 let name = format!("MIG device {number} of GPU {}", parent.index);

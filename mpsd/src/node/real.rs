@@ -31,8 +31,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// For one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many
-/// GPUs.
+/// For one answer; the first needs 12 ms or more (docs/facts/mps-control.md#times).
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// The work before the worker's first question must not wait longer for it.
 const PREPARATION: Duration = Duration::from_millis(100);

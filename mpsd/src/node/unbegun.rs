@@ -19,8 +19,7 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
-/// As soon as the scheduler no longer has it. Returns when the job has ended otherwise, or after
-/// `limit`.
+/// As soon as the scheduler no longer has the job. Gives up after `limit`.
 pub fn take_down(program: &'static str, job: &JobId, ending: &Ending<'_>, limit: Duration) {
     let (settings, end) = (ending.settings, Deadline::after(limit));
     let mut node = RealNode::new(program, settings, limit, settings.deadline);

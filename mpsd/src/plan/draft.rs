@@ -66,8 +66,7 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no
-    /// limit. The user's own `auto` is refused.
+    /// Without a part of the GPU, or a number of tasks. The user's own `auto` is refused then.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,

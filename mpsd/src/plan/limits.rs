@@ -41,8 +41,7 @@ impl Limits {
         }
     }
 
-    /// How many clients with this limit fit on each of the GPUs: under a low ceiling, more than the
-    /// job has tasks.
+    /// How many clients with this limit fit on each GPU: maybe more than the job has tasks.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
         let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let memory = self.memory.iter();

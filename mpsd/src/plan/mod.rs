@@ -142,8 +142,7 @@ fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daem
         }),
         takes_turns: draft.may_share && !shared,
         report: filled.report == Some(true) && !by_site,
-        // None for an interactive allocation: its user can ask `mpsctl status`, and a step's end is
-        // not the job's.
+        // The user of an interactive allocation can ask `mpsctl status`.
         summary: filled.report.is_none()
             && !by_site
             && !submission.interactive

@@ -34,8 +34,7 @@ type Limits = Vec<(GpuUuid, u64)>;
 struct JobLimits(Vec<(JobId, Limits, Limits)>);
 
 impl JobLimits {
-    /// If a newer release wrote a record, its job has no limit here: another job's limit must not
-    /// end its clients.
+    /// A job with a newer release's record has no limit: another job's must not end its clients.
     fn read(spec: &Spec) -> Self {
         let paths = spec.paths();
         let limits = |job: JobId| match record::look(&paths.job(&job).record()) {

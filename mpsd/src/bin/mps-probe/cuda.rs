@@ -159,8 +159,7 @@ struct Block {
 impl Block {
     #[allow(unsafe_code)]
     fn new(bytes: usize) -> Result<Self, CudaFailure> {
-        // SAFETY: a plain cuMemAlloc; the pointer lives in the Block alone and is read by the
-        // driver only.
+        // SAFETY: a plain cuMemAlloc; the pointer is the Block's, and only the driver reads it.
         let pointer =
             unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::of("cuMemAlloc"))?;
         Ok(Self { pointer, bytes })
@@ -176,8 +175,7 @@ impl Block {
     #[allow(unsafe_code)]
     fn read(&self, into: &mut [u8]) -> Result<(), CudaFailure> {
         let part = into.len().min(self.bytes);
-        // SAFETY: `pointer` is live for `bytes` bytes, and the copy is as long as the shorter of
-        // the two.
+        // SAFETY: `pointer` is live for `bytes` bytes, and the copy is no longer.
         unsafe { result::memcpy_dtoh_sync(&mut into[..part], self.pointer) }
             .map_err(CudaFailure::of("cuMemcpyDtoH"))
     }

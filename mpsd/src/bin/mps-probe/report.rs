@@ -45,8 +45,7 @@ pub struct Facts {
 }
 
 impl GpuReport {
-    /// Either is enough: NVML does not know a client in a pid namespace, and older drivers lack the
-    /// attribute.
+    /// NVML does not know a client in a pid namespace, and older drivers lack the attribute.
     pub fn under_mps(&self) -> bool {
         self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }
