@@ -3,7 +3,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{JobMemory, Killed, Observations};
 use mpsd_core::testing::{record_gpu, uuid as gpu};
 use mpsd_core::usage::{GpuUsage, Usage};
-use mpsd_core::{JobId, Refusal, Scheduler};
+use mpsd_core::{JobId, Refusal};
 
 fn report() -> JobReport {
     let mut report = crate::job::report::tests::report();
@@ -152,11 +152,11 @@ fn no_word_of_a_user_reaches_a_terminal_unmade() {
 
 #[test]
 fn a_job_that_did_not_start_has_a_report_with_its_reason() {
-    let (name, uid, gid) = ("alice".to_owned(), 1000, 1000);
-    let user = crate::job::User { name, uid, gid };
-    let why = Refusal::new("MPS_MEM=999G", "a GPU has 80 GiB", "up to 80G").into();
-    let job = JobId::parse("7").unwrap();
-    let report = JobReport::not_started(&job, Scheduler::Slurm, "n1", &user, &why);
+    let why = Refusal::new("MPS_MEM=999G", "a GPU has 80 GiB", "up to 80G");
+    let report = JobReport {
+        not_started: Some(why.to_string()),
+        ..report()
+    };
     let line = format!("job 7 of alice on n1: not started: {why}");
     assert_eq!(lines(&report).join("\n"), line);
     assert_eq!(paragraph(&report), line);

@@ -497,11 +497,8 @@ end 691; 2 end 692; exit 691 0; 2 exit 692 0 > NONE";
 
     fn child(line: &str) -> (Child, i32) {
         let mut command = Command::new("/bin/sh");
-        let child = command
-            .args(["-c", line])
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let command = command.args(["-c", line]).stdin(Stdio::piped());
+        let child = command.spawn().unwrap();
         let pid = child.id().cast_signed();
         (child, pid)
     }

@@ -252,11 +252,10 @@ mod tests {
     }
 
     fn busy(samples: &[(u64, u64)]) -> GpuCounters {
+        let busy = samples.iter();
+        let busy = busy.map(|(ms, percent)| ((BEGAN + ms) * 1000, *percent));
         GpuCounters {
-            busy: samples
-                .iter()
-                .map(|(ms, percent)| ((BEGAN + ms) * 1000, *percent))
-                .collect(),
+            busy: busy.collect(),
             ..GpuCounters::default()
         }
     }
@@ -329,11 +328,8 @@ mod tests {
         let mut recorder = recorder();
         for at in [BEGAN, u64::MAX, 0, BEGAN] {
             recorder.clients(2, at);
-            let busy = vec![(at, 7)];
-            let counters = GpuCounters {
-                busy,
-                ..GpuCounters::default()
-            };
+            let mut counters = busy(&[]);
+            counters.busy.push((at, 7));
             recorder.count(0, &counters);
         }
         let usage = recorder.usage();

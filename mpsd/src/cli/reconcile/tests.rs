@@ -59,11 +59,8 @@ impl Place {
     }
 
     fn job(&self) -> PathBuf {
-        self.settings
-            .paths
-            .job(self.runs[0].job())
-            .directory()
-            .to_owned()
+        let paths = self.settings.paths.job(self.runs[0].job());
+        paths.directory().to_owned()
     }
 
     fn begin(&self, journal: &Journal) {
@@ -91,14 +88,9 @@ fn a_watching_process_takes_down_no_later_run_of_its_job() {
         let second = place.runs[1].to_text().unwrap();
         std::fs::write(place.directory.path().join("second"), second).unwrap();
         let journal = place.job().join("journal");
-        let meanwhile = match is_again {
-            true => format!(
-                "cp {}/second {}",
-                place.directory.path().display(),
-                journal.display()
-            ),
-            false => String::new(),
-        };
+        let (top, journal) = (place.directory.path().display(), journal.display());
+        let begins_again = is_again.then(|| format!("cp {top}/second {journal}"));
+        let meanwhile = begins_again.unwrap_or_default();
         let place = place.forgetful(&meanwhile);
         let first = &place.runs[0];
         place.begin(first);
