@@ -11,8 +11,9 @@ const ON_INPUT: &str = "@-";
 /// Bytes.
 const MOST: u64 = 16 << 20;
 
-/// Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer. So if the
-/// first word is `@-`, the words on standard input follow this program's options, each ended by NUL.
+/// Linux takes no word above 128 KiB (`MAX_ARG_STRLEN`), and a job's vnodes can be longer. So if
+/// the first word is `@-`, the words on standard input follow this program's options, each ended by
+/// NUL.
 ///
 /// # Errors
 /// A refusal of too many words; undetermined when standard input cannot be read.

@@ -78,8 +78,8 @@ const WAITS: [&str; 14] = [
     "rt_mutex_",
 ];
 
-/// Whether only a wait stands between the scheduler and the driver's own frame. With memory behind a
-/// FUSE file system a user can withhold a page from a call of the driver.
+/// Whether only a wait stands between the scheduler and the driver's own frame. With memory behind
+/// a FUSE file system a user can withhold a page from a call of the driver.
 fn waits_in_driver(stack: &str) -> bool {
     for frame in stack.lines() {
         let name = frame.split_whitespace().nth(1).unwrap_or("");

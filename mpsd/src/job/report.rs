@@ -163,8 +163,8 @@ impl JobReport {
         observed.is_some_and(|said| !said.gpus.is_empty() && said.gpus.len() < self.gpus.len())
     }
 
-    /// The later end of a job after an `earlier` one, whose findings stay. An end that left the node
-    /// as before is a job's last: this report is another job's then.
+    /// The later end of a job after an `earlier` one, whose findings stay. An end that left the
+    /// node as before is a job's last: this report is another job's then.
     pub fn after(self, earlier: Self) -> Self {
         if earlier.as_before
             || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)

@@ -64,7 +64,8 @@ fn a_report_names_what_was_lost_with_pid_and_cause() {
         "    GPU 0: at most 48 clients and 9000 MiB at a look",
         "    GPU 1: no client at any look",
         "    client 999 got no context; 48 others had one",
-        "    server 691 was lost (killed or ended with status 0) with 48 clients, which got error 806",
+        "    server 691 was lost (killed or ended with status 0) with 48 clients, which got error \
+         806",
         "    control daemon 690 was lost (signal 9)",
         "    client 8349 caused a fatal GPU error",
         "    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended",

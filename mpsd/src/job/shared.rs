@@ -18,7 +18,8 @@ use mpsd_core::failure::Undetermined;
 /// Another job may end the MPS between two tries.
 const TRIES: usize = 5;
 
-/// Returns the journal of the shared MPS `id`. If it is not there, `begin` begins it under its lock.
+/// Returns the journal of the shared MPS `id`. If it is not there, `begin` begins it under its
+/// lock.
 pub(super) fn join<N: Node>(
     node: &mut N,
     job: &JobId,

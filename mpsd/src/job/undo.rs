@@ -97,8 +97,8 @@ pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
     findings
 }
 
-/// Takes the job of `sharer` out of the list of the shared MPS `id`, with all jobs that do not share
-/// it, and ends its clients. Without a job left the MPS ends, with `time` for its ladder.
+/// Takes the job of `sharer` out of the list of the shared MPS `id`, with all jobs that do not
+/// share it, and ends its clients. Without a job left the MPS ends, with `time` for its ladder.
 fn leave_shared(
     node: &mut impl Node,
     id: &JobId,
@@ -282,8 +282,8 @@ fn living(mut members: Vec<Member>) -> Vec<Member> {
     members
 }
 
-/// A context of the job's user is killed only if the site wants that and root proves that it is this
-/// job's. A GPU that does not answer is a fault.
+/// A context of the job's user is killed only if the site wants that and root proves that it is
+/// this job's. A GPU that does not answer is a fault.
 fn look_for_contexts(
     node: &mut impl Node,
     journal: &Journal,

@@ -1,4 +1,5 @@
-//! Programs that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s specification.
+//! Programs that run as a job's user: in the job's cgroup, confined, and with `mpsd`'s
+//! specification.
 
 use super::real::{RealNode, beside, groups_of};
 use super::{devices, failure, site_directory, unless_scarce};

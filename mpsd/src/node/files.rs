@@ -161,8 +161,8 @@ impl Files for RealNode {
     }
 }
 
-/// A file that a user keeps open outlives its removal. So the directory is a file system of its own,
-/// which ends with it.
+/// A file that a user keeps open outlives its removal. So the directory is a file system of its
+/// own, which ends with it.
 fn bounded(
     node: &RealNode,
     job: &JobId,

@@ -176,7 +176,8 @@ impl Daemons for RealNode {
         if detach(alone).is_err() {
             return false;
         }
-        // The other process has the report from now on. A drop of the worker would wait for its end.
+        // The other process has the report from now on. A drop of the worker would wait for its
+        // end.
         std::mem::forget((self.worker.take(), self.started.take()));
         true
     }

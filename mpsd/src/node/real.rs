@@ -51,7 +51,8 @@ pub struct RealNode {
     pub(super) in_force: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
-    /// Stays until the servers are ready: without persistence mode the driver shuts down an idle GPU.
+    /// Stays until the servers are ready: without persistence mode the driver shuts down an idle
+    /// GPU.
     pub(super) worker: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,

@@ -1,10 +1,10 @@
 //! Job reports and counters on disk, kept up to a number and an age.
 //!
 //! On some file systems a reader can keep a file's lock, if it reads into a mapping of a FUSE file
-//! system: XFS (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces the file then
-//! waits, and holds the lock of the directory. So no user may open root's report. Its user has a
-//! copy in `/run/mpsd/reports/UID/JOB.json`, a report on each line, and only on a tmpfs, which holds
-//! no lock while it reads. A user may enter that directory but not list it: listing holds a
+//! system: XFS (`xfs_file_buffered_read`), ext4 with O_DIRECT. A process that replaces the file
+//! then waits, and holds the lock of the directory. So no user may open root's report. Its user has
+//! a copy in `/run/mpsd/reports/UID/JOB.json`, a report on each line, and only on a tmpfs, which
+//! holds no lock while it reads. A user may enter that directory but not list it: listing holds a
 //! directory's lock on any file system.
 
 use super::by_child;

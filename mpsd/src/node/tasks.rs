@@ -132,7 +132,8 @@ fn task(process: &Process, by_sluid: &BySluid<'_>) -> Task {
     let line = process.command_line(MOST_COMMAND).unwrap_or_default();
     let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let command = words.collect::<Vec<_>>().join(" ");
-    // By its scheduler's cgroup, or else by the variable that attached it, which its user can forge.
+    // By its scheduler's cgroup, or else by the variable that attached it, which its user can
+    // forge.
     let job = match cgroup_name(process) {
         Some(name) => name.job(by_sluid).map(String::from),
         None => process

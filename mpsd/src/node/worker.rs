@@ -117,8 +117,8 @@ pub struct NvmlWorker {
 }
 
 impl NvmlWorker {
-    /// `program` is `mpsd`; each answer must come within `limit`. A program of root's that cannot be
-    /// started is a fault, unless processes, descriptors or time ran out.
+    /// `program` is `mpsd`; each answer must come within `limit`. A program of root's that cannot
+    /// be started is a fault, unless processes, descriptors or time ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
         let broken = |why: String, errno: Option<Errno>| {
             let evidence = errno.and_then(|errno| unless_scarce(Evidence::Storage, Some(errno)));
@@ -193,9 +193,9 @@ impl NvmlWorker {
         )
     }
 
-    /// Only a crash is evidence, against the library. SIGKILL: a job has used up the memory. SIGABRT:
-    /// an allocation failed. SIGBUS: a page could not be had. 127: the loader. 1: perhaps an older
-    /// program, while a package is replaced.
+    /// Only a crash is evidence, against the library. SIGKILL: a job has used up the memory.
+    /// SIGABRT: an allocation failed. SIGBUS: a page could not be had. 127: the loader. 1: perhaps
+    /// an older program, while a package is replaced.
     fn died(&mut self) -> Failure {
         let why = match self.child.wait(Deadline::after(GRACE)) {
             Some(end) if is_crash(&end) => {

@@ -108,7 +108,8 @@ pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
         return Ok(());
     }
     let why = format!(
-        "the job has MIG devices ({migs}) and whole GPUs ({whole}) on this node, and no process sees both"
+        "the job has MIG devices ({migs}) and whole GPUs ({whole}) on this node, and no process \
+         sees both"
     );
     Err(Refusal::new("MPS", why, "either of them"))
 }

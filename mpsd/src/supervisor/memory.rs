@@ -28,8 +28,8 @@ const OVERHEAD_MIB: u64 = 512;
 /// MiB by GPU.
 type Limits = Vec<(GpuUuid, u64)>;
 
-/// Of each job that shares the daemons, or of the one job: the limits of a client (the highest of the
-/// job's ranks, as a daemon of its own would have), and of all its clients.
+/// Of each job that shares the daemons, or of the one job: the limits of a client (the highest of
+/// the job's ranks, as a daemon of its own would have), and of all its clients.
 #[derive(Debug, Default)]
 struct JobLimits(Vec<(JobId, Limits, Limits)>);
 

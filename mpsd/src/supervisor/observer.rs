@@ -1,4 +1,5 @@
-//! What `mpsd` observes of its job, written at each change, so that a killed `mpsd` has reported it.
+//! What `mpsd` observes of its job, written at each change, so that a killed `mpsd` has reported
+//! it.
 
 use super::dialogue::Event;
 use super::logs::UserLog;

@@ -1,5 +1,5 @@
-//! What the job's GPUs do while it has clients, for its report. A look asks the driver, which counts:
-//! often at first, so that a short job has figures. No end waits for a look.
+//! What the job's GPUs do while it has clients, for its report. A look asks the driver, which
+//! counts: often at first, so that a short job has figures. No end waits for a look.
 
 use crate::job::spec::Spec;
 use crate::node::nvml::{GpuCounters, LookEnd, Nvml};

@@ -1,7 +1,7 @@
 //! Opens a CUDA context as a job's task does, and reports what it got.
 //!
-//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (driver 580).
-//! So only this program's exit code shows whether a job's MPS works.
+//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (driver
+//! 580). So only this program's exit code shows whether a job's MPS works.
 
 mod cuda;
 mod report;
