@@ -22,13 +22,11 @@ use std::path::Path;
 #[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
     pub config: &'a Path,
-    /// The job that it names itself.
     pub job: Option<&'a str>,
     #[debug(skip)]
     pub env: Lookup<'a>,
     pub uid: u32,
-    /// It is the job's main shell, which has no rank: changes that need one are left out, not
-    /// refused.
+    /// It is the job's main shell, which has no rank: changes that need one are left out.
     pub main: bool,
     /// It is the job's first process, so that the job's batch script is here by now.
     pub first: bool,
@@ -38,7 +36,6 @@ pub fn own_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Why a verb of a job does nothing outside a job.
 pub const NO_JOB: &str = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
 
 impl<'a> Caller<'a> {
@@ -56,10 +53,8 @@ impl<'a> Caller<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attachment {
-    /// The job has MPS: these changes attach the caller.
     Attached(Vec<Change>),
-    /// The caller is in no job with MPS. The changes remove what another job's MPS left in the
-    /// environment.
+    /// The changes remove what another job's MPS left in the environment.
     WithoutMps(Vec<Change>),
     /// The same, since `MPS=auto` gives the job none.
     Unneeded(Vec<Change>),
@@ -78,7 +73,7 @@ impl Attachment {
 }
 
 impl Caller<'_> {
-    /// Finds the job's record; waits for one that is `starting`, no longer than it allows.
+    /// Waits for a record that is `starting`, no longer than it allows.
     ///
     /// # Errors
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's share of
@@ -97,19 +92,18 @@ impl Caller<'_> {
         };
         let (settings, broken) = self.settings();
         let stripped = || self.stripped(&job);
-        match self.any_record(&settings) {
-            Ok(Some((_, record))) if record.state == RecordState::Unneeded => {
+        match self.record(&settings) {
+            Ok(Some(record)) if record.state == RecordState::Unneeded => {
                 Ok(Attachment::Unneeded(stripped()))
             }
-            Ok(Some((_, record))) => match self.attached(&record) {
+            Ok(Some(record)) => match self.attached(&record) {
                 Err(_) if record.by_site.is_some() => Ok(Attachment::Unneeded(stripped())),
                 attached => Ok(Attachment::Attached(attached?)),
             },
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
-                // A broken configuration may hide a record, but every job has a main shell, so that
-                // must not stop.
+                // A broken configuration may hide a record, but a main shell must not stop.
                 Some(fault) if !self.main => Err(fault.into()),
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
@@ -125,7 +119,6 @@ impl Caller<'_> {
         changes
     }
 
-    /// Whether its environment is that of another job's MPS.
     fn is_foreign(&self, job: &JobId) -> bool {
         (self.env)(JOB).is_some_and(|other| other != job.as_str())
     }
@@ -138,15 +131,14 @@ impl Caller<'_> {
         devices_without_mps(self.env, &|| self.scheduled(job))
     }
 
-    /// The record of the caller's job, if its MPS is ready, and the caller's rank. `None`: no job,
-    /// or no MPS.
-    ///
-    /// # Errors
-    /// As [`Caller::find`].
+    /// The record of the caller's job, if its MPS is ready, and the caller's rank. Fails as
+    /// [`Caller::find`].
     pub fn job_with_mps(&self) -> Result<Option<(Record, Task)>, Failure> {
         let (settings, broken) = self.settings();
-        match (self.record(&settings)?, broken) {
-            (Some((_, record)), _) => {
+        let found = self.record(&settings)?;
+        let found = found.filter(|record| record.state != RecordState::Unneeded);
+        match (found, broken) {
+            (Some(record), _) => {
                 self.must_be_ready(&record)?;
                 let task = self.task(&record);
                 Ok(Some((record, task)))
@@ -156,19 +148,14 @@ impl Caller<'_> {
         }
     }
 
-    /// The record of the job's MPS, once it is no longer `starting`.
-    fn record(&self, settings: &Settings) -> Result<Option<(JobId, Record)>, Failure> {
-        let found = self.any_record(settings)?;
-        Ok(found.filter(|(_, record)| record.state != RecordState::Unneeded))
-    }
-
     /// The record under the first of the job's ids that has one, once it is no longer `starting`.
-    fn any_record(&self, settings: &Settings) -> Result<Option<(JobId, Record)>, Failure> {
+    fn record(&self, settings: &Settings) -> Result<Option<Record>, Failure> {
         for id in self.ids()? {
             let path = settings.paths.job(&id).record();
             let unread = |why| Undetermined::new(format!("record '{}'", path.display()), why);
-            if let Some(record) = record::settled(&path, settings.deadline).map_err(unread)? {
-                return Ok(Some((id, record)));
+            let found = record::settled(&path, settings.deadline).map_err(unread)?;
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -177,16 +164,14 @@ impl Caller<'_> {
     /// What its user should know although the job runs. Of a job that did not ask, why OpenPBS' hook
     /// is to leave it out.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let (settings, _) = self.settings();
-        let Some((_, record)) = self.any_record(&settings).ok().flatten() else {
+        let Ok(Some(record)) = self.record(&self.settings().0) else {
             return Vec::new();
         };
         if record.by_site.is_some() {
             return self.left_out_by_script(&record).into_iter().collect();
         }
-        let script = self
-            .late_script(&record)
-            .filter(|_| !record.daemons.is_empty());
+        let script = self.late_script(&record);
+        let script = script.filter(|_| !record.daemons.is_empty());
         let advice = script.map(|script| script::advice(&script, &record));
         let advice = advice.into_iter().flatten();
         let advice = advice.map(|line| format!("warning: {line}"));
@@ -199,15 +184,13 @@ impl Caller<'_> {
         self.first.then(|| late_script(&record.job, &location()))?
     }
 
-    /// Why the MPS that its site gave the job does not go with the job's script.
     fn left_out_by_script(&self, record: &Record) -> Option<String> {
         record.by_site?;
         by_site::of_script(&self.late_script(record)?)
     }
 
-    /// Advice for a process without a rank or for a launcher's first rank: variables that do not go
-    /// with MPS, and a list by local rank that has fewer entries than there are ranks. In a Slurm
-    /// step the plugin says the latter.
+    /// Advice for a process without a rank or for a launcher's first rank. In a Slurm step the
+    /// plugin says that a list by local rank is too short.
     pub(crate) fn advice(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
         let asked = self.job_with_mps().ok().flatten();
@@ -223,7 +206,6 @@ impl Caller<'_> {
         lines
     }
 
-    /// Whether the caller's MPS did not start, and the node alone can be the cause.
     pub(crate) fn failed_by_node(&self) -> bool {
         let (settings, _) = self.settings();
         let record = |id: &JobId| record::found(&settings.paths.job(id).record());
@@ -231,7 +213,6 @@ impl Caller<'_> {
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 
-    /// The job; `None`: this is none.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()
     }
@@ -261,8 +242,7 @@ impl Caller<'_> {
         is_own && (self.var("PBS_JOBID").is_some() || self.var("SLURMD_NODENAME").is_some())
     }
 
-    /// The component with MPS of a heterogeneous job. SLURM_JOB_ID is the first component's; the
-    /// others' numbers follow it.
+    /// The component with MPS of a heterogeneous job, whose numbers follow the first's.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
         let (first, size) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?);
@@ -275,8 +255,7 @@ impl Caller<'_> {
         (self.env)(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings. If the configuration is unusable, the defaults and why. A missing file is no
-    /// error.
+    /// If the configuration is unusable, the defaults and why. A missing file is no error.
     pub fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME");
         let node = node.unwrap_or_else(|| ThisHost.name());
@@ -289,8 +268,7 @@ impl Caller<'_> {
         }
     }
 
-    /// The changes that attach the caller to a daemon that listens. A job that did not ask does
-    /// without them in doubt.
+    /// A job that did not ask does without MPS in doubt.
     fn attached(&self, record: &Record) -> Result<Vec<Change>, Failure> {
         let ranks = environment::rank(self.env).and_then(|(rank, _)| rank.of);
         let by_environment = by_site::by_environment(record, ranks, self.env);
@@ -319,8 +297,7 @@ impl Caller<'_> {
     }
 
     /// Checks that the control daemon of `changes` has not ended. Root checks the process that it
-    /// proved, if the journal is readable: it must not open a directory in which the job's user can
-    /// block it.
+    /// proved: it must not open a directory in which the job's user can block it.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
@@ -353,8 +330,7 @@ impl Caller<'_> {
             return Err(Refusal::new(job, "its MPS is another user's", "").into());
         }
         if self.uid == 0 && record.uid != 0 && self.job.is_none() {
-            // Variables that sudo or su has kept are no wish of root's to open what the job's user
-            // owns.
+            // Variables that sudo or su kept are no wish of root's to open what the user owns.
             let user = format!("its MPS is that of user {}", record.uid);
             let why = format!("{user}, and root's environment only inherits the job");
             return Err(Refusal::new(job, why, "--job ID, or the job's user").into());
@@ -395,8 +371,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Whether these devices are of the same job on another node: an MPI launcher passes its
-    /// environment on.
+    /// An MPI launcher passes its environment on to the job's other nodes.
     fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);
@@ -405,15 +380,14 @@ impl Caller<'_> {
         of_job && entries().all(|entry| is_name(entry) && !here(entry))
     }
 
-    /// Whether these are the devices that we gave the script, or the task, in which an MPI launcher
-    /// runs: with a daemon for each GPU it reaches one, and its ranks spread over all.
+    /// Whether we gave these devices to the script or task in which an MPI launcher runs: with a
+    /// daemon for each GPU it reaches one, and its ranks spread over all.
     fn is_of_script(&self, visible: &str, record: &Record) -> bool {
         let own = self.daemon(record).filter(|_| record.per_gpu);
         let gpus = own.map(|daemon| daemon.gpus.iter().map(GpuUuid::as_str));
         gpus.is_some_and(|gpus| visible.split(',').eq(gpus))
     }
 
-    /// The daemon that its environment names.
     fn daemon<'r>(&self, record: &'r Record) -> Option<&'r Daemon> {
         let pipe = self.var(PIPE_DIRECTORY)?;
         let mut daemons = record.daemons.iter();
@@ -428,10 +402,9 @@ impl Caller<'_> {
             return None;
         }
         let daemon = self.daemon(record)?;
-        let gpus = record.gpus.iter();
-        let gpus = gpus.filter(|gpu| daemon.gpus.contains(&gpu.uuid));
-        let gpus: Vec<_> = gpus.collect();
-        let uuid = |entry: &str| Some(gpus.get(entry.trim().parse::<usize>().ok()?)?.uuid.as_str());
+        let uuids = record.gpus.iter().map(|gpu| &gpu.uuid);
+        let uuids: Vec<_> = uuids.filter(|uuid| daemon.gpus.contains(uuid)).collect();
+        let uuid = |entry: &str| Some(uuids.get(entry.trim().parse::<usize>().ok()?)?.as_str());
         let own = self.var(VISIBLE_DEVICES)?;
         let uuids = own.split(',').map(uuid).collect::<Option<Vec<_>>>()?;
         Some(uuids.join(","))
@@ -455,8 +428,8 @@ impl Caller<'_> {
     }
 }
 
-/// The changes for a shell before its ranks are known. It gets the lowest limits of a list by rank.
-/// In per-gpu mode with several GPUs the rank decides the daemon. A program without a rank would
+/// The changes for a shell before its ranks are known: the lowest limits of a list by rank. In
+/// per-gpu mode with several GPUs the rank decides the daemon. A program without a rank would
 /// silently run outside MPS, so it sees no GPU.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
@@ -474,18 +447,13 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if !several || changes.is_ok() {
         return changes;
     }
-    let change = |name, value: Option<&str>| Change {
-        name,
-        value: value.map(str::to_owned),
-    };
-    let job = change(JOB, Some(record.job.as_str()));
-    let mut changes = vec![job];
+    let mut changes = vec![Change::set(JOB, record.job.as_str())];
     changes.extend(task.sees(String::new()));
     // Its ranks cannot tell later that these are another job's.
     let inherited = task.inherited_job.as_deref();
     if inherited.is_some_and(|job| job != record.job.as_str()) {
         let foreign = [PIPE_DIRECTORY, LOG_DIRECTORY, THREADS, MEMORY];
-        changes.extend(foreign.map(|name| change(name, None)));
+        changes.extend(foreign.map(Change::unset));
     }
     Ok(changes)
 }

@@ -27,8 +27,7 @@ const LAUNCHERS: [&str; 5] = [
 const REQUESTS: [&str; 6] = ["true", "on", "auto", "per-node", "per-gpu", "own"];
 const NO_REQUEST: &str =
     "the variable MPS of this job (qsub -v, -V) asks for no MPS; allowed: qsub -A MPS=on";
-/// The exit codes of env(1) and every shell for a command that is not found, and for one that
-/// cannot be run.
+/// The exit codes of env(1) and every shell.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
@@ -49,10 +48,8 @@ impl Exec {
     /// Whether the command is the job's main shell or an MPI launcher's daemon: its ranks start
     /// later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
-        let name = self.command.first();
-        let name = name.and_then(|program| Path::new(program).file_name());
-        let name = name.and_then(|name| name.to_str());
-        let launcher = name.is_some_and(|name| LAUNCHERS.contains(&name));
+        let name = Path::new(&self.command[0]).file_name();
+        let launcher = LAUNCHERS.iter().any(|known| name == Some(known.as_ref()));
         self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
@@ -63,11 +60,9 @@ impl Exec {
         if let Attachment::Attached(_) = &found {
             caller.advice().iter().for_each(|line| complain(NAME, line));
         }
-        let Some((program, arguments)) = self.command.split_first() else {
-            return Err("no command".to_owned().into());
-        };
+        let program = &self.command[0];
         let mut command = Command::new(program);
-        command.args(arguments);
+        command.args(&self.command[1..]);
         if self.starter
             && !is_of_tm(caller.env)
             && let Some(name) = self.lone_shell(caller.env)
@@ -89,8 +84,7 @@ impl Exec {
         Err(VerbError { line, code })
     }
 
-    /// Finds what attaches the command. Every task of the node passes a starter, so only a readable
-    /// record may stop one.
+    /// Every task of the node passes a starter, so only a readable record may stop one.
     fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
@@ -111,16 +105,15 @@ impl Exec {
             }
             // No record, and no usable configuration that could name another directory.
             Err(Failure::Fault(_)) => Ok(Attachment::NO_JOB),
-            Ok(Attachment::WithoutMps(changes)) => {
+            Ok(without @ Attachment::WithoutMps(_)) => {
                 self.tell_of_variable(caller.env);
-                Ok(Attachment::WithoutMps(changes))
+                Ok(without)
             }
             found => found,
         }
     }
 
-    /// Tells the user of a job that did not ask, if it has a variable that was meant to ask. It
-    /// asks for nothing, because a script may have such a variable. Torque's prologue sees none.
+    /// Such a variable asks for nothing, because a script may have it. Torque's prologue sees none.
     fn tell_of_variable(&self, env: Lookup<'_>) {
         let is_meant = |value: String| REQUESTS.contains(&value.to_ascii_lowercase().as_str());
         if !is_of_tm(env) && self.lone_shell(env).is_some() && env("MPS").is_some_and(is_meant) {
@@ -148,23 +141,22 @@ fn is_of_tm(env: Lookup<'_>) -> bool {
 /// root. A task of TM can set the variables that name the user, so on such a node the starter runs
 /// nothing.
 fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
-    let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
-    let is_root = |name| (caller.env)(name).is_none_or(|user| user == "root");
-    let node = ThisHost.name();
-    let settings = Settings::load(caller.config, &node);
+    let is_users = |name| (caller.env)(name).is_some_and(|user| user != "root");
+    let settings = Settings::load(caller.config, &ThisHost.name());
     let location = Location::of(&settings.unwrap_or_else(|_| Settings::usual()));
-    if let Some(config) = may_run_as_root(&location, &ThisHost) {
+    let (why, allowed) = if let Some(config) = may_run_as_root(&location, &ThisHost) {
         let config = config.display();
         let why = format!(
             "it runs as root, and '{config}' may have $job_starter_run_privileged or cannot be read"
         );
-        return refused(why, "that line says false");
-    }
-    if !is_root("USER") || !is_root("LOGNAME") {
+        (why, "that line says false")
+    } else if is_users("USER") || is_users("LOGNAME") {
         let why = "it runs as root and the job is a user's".to_owned();
-        return refused(why, "no $job_starter_run_privileged");
-    }
-    Ok(())
+        (why, "no $job_starter_run_privileged")
+    } else {
+        return Ok(());
+    };
+    Err(Refusal::new("job starter", why, allowed))
 }
 
 pub(super) fn no_mps(caller: &Caller<'_>) -> Refusal {

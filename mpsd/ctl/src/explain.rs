@@ -47,29 +47,21 @@ struct Explained {
 }
 
 impl Explained {
-    fn of(trouble: &'static Trouble) -> Self {
-        let (line, more_lines) = (None, 0);
+    fn of(trouble: &'static Trouble, line: Option<String>) -> Self {
         Self {
             trouble,
             line,
-            more_lines,
+            more_lines: 0,
         }
     }
 }
 
 /// What is known of an argument.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct Found {
     troubles: Vec<Explained>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     programs: Vec<&'static KnownProgram>,
-}
-
-impl From<Vec<Explained>> for Found {
-    fn from(troubles: Vec<Explained>) -> Self {
-        let programs = Vec::new();
-        Self { troubles, programs }
-    }
 }
 
 /// `mpsctl explain`.
@@ -94,20 +86,15 @@ impl Explain {
         }
         let mut text: String = found.troubles.iter().map(paragraph).collect();
         text.extend(found.programs.iter().map(|program| of_program(program)));
-        Ok(match text.is_empty() {
-            true => self.nothing(),
-            false => text,
-        })
-    }
-
-    /// Says what was read in vain.
-    fn nothing(&self) -> String {
-        let what = one_line(&self.what().to_string_lossy(), SHOWN);
-        let read = match what.as_str() {
-            "-" => "standard input".to_owned(),
-            file => format!("'{file}'"),
-        };
-        format!("no known error in {read}\n")
+        if text.is_empty() {
+            let what = one_line(&self.what().to_string_lossy(), SHOWN);
+            let read = match what.as_str() {
+                "-" => "standard input".to_owned(),
+                file => format!("'{file}'"),
+            };
+            return Ok(format!("no known error in {read}\n"));
+        }
+        Ok(text)
     }
 
     /// The words as one: a text needs no quotes.
@@ -117,8 +104,9 @@ impl Explain {
 
     fn find(&self) -> Result<Found, Failure> {
         if self.what.is_empty() {
+            let all = TROUBLES.iter().map(|trouble| Explained::of(trouble, None));
             return Ok(Found {
-                troubles: TROUBLES.iter().map(Explained::of).collect(),
+                troubles: all.collect(),
                 programs: PROGRAMS.program.iter().collect(),
             });
         }
@@ -132,25 +120,25 @@ impl Explain {
             return Err(several.into());
         }
         let word = what.to_string_lossy();
-        if let Some(trouble) = named(&word) {
-            return Ok(vec![Explained::of(trouble)].into());
-        }
-        if let Some(program) = PROGRAMS.named(&word) {
-            let (programs, troubles) = (vec![program], Vec::new());
-            return Ok(Found { troubles, programs });
-        }
-        let read = match word.as_ref() {
-            "-" => read(io::stdin()),
-            _ if what.exists() => open(what).and_then(read),
-            text => {
-                let trouble = of_line(text).or_else(|| of_part(text));
-                let trouble = trouble.ok_or_else(|| unknown(text))?;
-                return Ok(vec![Explained::of(trouble)].into());
-            }
+        let mut programs = Vec::new();
+        let troubles = if let Some(trouble) = named(&word) {
+            vec![Explained::of(trouble, None)]
+        } else if let Some(program) = PROGRAMS.named(&word) {
+            programs.push(program);
+            Vec::new()
+        } else if word == "-" || what.exists() {
+            let log = if word == "-" {
+                read(io::stdin())
+            } else {
+                open(what).and_then(read)
+            };
+            let what = || format!("'{}'", one_line(&word, SHOWN));
+            of_log(&log.map_err(|why| Undetermined::new(what(), why.to_string()))?)
+        } else {
+            let trouble = of_line(&word).or_else(|| of_part(&word));
+            vec![Explained::of(trouble.ok_or_else(|| unknown(&word))?, None)]
         };
-        let what = || format!("'{}'", one_line(&word, SHOWN));
-        let log = read.map_err(|why| Undetermined::new(what(), why.to_string()))?;
-        Ok(of_log(&log).into())
+        Ok(Found { troubles, programs })
     }
 }
 
@@ -180,16 +168,13 @@ fn unknown(word: &str) -> Refusal {
 /// Opens a regular file: a FIFO or a terminal might never end.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let file = options
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other(
-            "it is no regular file; give what it says on standard input: mpsctl explain -",
-        )),
+    options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+    let file = options.open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
     }
+    let why = "it is no regular file; give what it says on standard input: mpsctl explain -";
+    Err(io::Error::other(why))
 }
 
 fn read(from: impl Read) -> io::Result<Vec<String>> {
@@ -247,10 +232,7 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
         let is_its = |found: &&mut Explained| std::ptr::eq(found.trouble, trouble);
         match all.iter_mut().find(is_its) {
             Some(found) => found.more_lines += 1,
-            None => all.push(Explained {
-                line: Some(one_line(line, SHOWN)),
-                ..Explained::of(trouble)
-            }),
+            None => all.push(Explained::of(trouble, Some(one_line(line, SHOWN)))),
         }
     }
     all.sort_by_key(|found| found.trouble.usual);
@@ -259,8 +241,11 @@ fn of_log(lines: &[String]) -> Vec<Explained> {
 
 fn paragraph(found: &Explained) -> String {
     let trouble = found.trouble;
-    let codes = trouble.codes.iter();
-    let codes = match &*list(codes.map(|code| format!("CUDA error {code}"))) {
+    let codes = trouble
+        .codes
+        .iter()
+        .map(|code| format!("CUDA error {code}"));
+    let codes = match &*list(codes) {
         "" => String::new(),
         codes => format!(" ({codes})"),
     };
@@ -269,32 +254,38 @@ fn paragraph(found: &Explained) -> String {
         more => format!("  line:   {line} (and {more} more)\n"),
     });
     let line = line.unwrap_or_default();
-    let [cause, remedy] = [("cause:", &trouble.cause), ("remedy:", &trouble.remedy)].map(part);
-    let source = part(("source:", &format!("{FACTS}/{}", trouble.source)));
-    format!("{}{codes}\n{line}{cause}{remedy}{source}", trouble.name)
+    let source = format!("{FACTS}/{}", trouble.source);
+    let parts = [
+        ("cause:", &*trouble.cause),
+        ("remedy:", &trouble.remedy),
+        ("source:", &source),
+    ];
+    format!(
+        "{}{codes}\n{line}{}",
+        trouble.name,
+        parts.map(part).concat()
+    )
 }
 
 fn of_program(program: &KnownProgram) -> String {
     let title = format!("{} {}", program.name, program.version);
-    let under = format!("{}; {}", program.under, program.seen);
     let ran = match program.ran.as_str() {
         "" => "read about, not run",
         ran => ran,
     };
-    let source = format!("{FACTS}/{}", program.source);
     let parts = [
-        ("MPS:", &under),
+        ("MPS:", &*format!("{}; {}", program.under, program.seen)),
         ("needs:", &program.needs),
         ("we do:", &program.ours),
-        ("ran:", &ran.to_owned()),
-        ("source:", &source),
+        ("ran:", ran),
+        ("source:", &format!("{FACTS}/{}", program.source)),
     ];
     let said = parts.into_iter().filter(|(_, text)| !text.is_empty());
     let said: String = said.map(part).collect();
     format!("{}\n{said}", title.trim_end())
 }
 
-fn part((what, text): (&str, &String)) -> String {
+fn part((what, text): (&str, &str)) -> String {
     let text = wrap(&format!("  {what:<8}{text}"), 10, width());
     format!("{text}\n")
 }
