@@ -22,6 +22,11 @@ fn with<T>(env: Env<'_>, main: bool, ask: impl FnOnce(&Caller<'_>) -> T) -> T {
     })
 }
 
+fn value<'c>(changes: &'c [Change], name: &str) -> Option<&'c str> {
+    let change = changes.iter().find(|change| change.name == name)?;
+    change.value.as_deref()
+}
+
 #[test]
 fn the_job_is_the_schedulers_or_its_own_component() {
     let ids = |env: Env<'_>| with(env, false, |caller| caller.ids().unwrap());
@@ -121,12 +126,7 @@ fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
             with(&[&script[..], more].concat(), false, |caller| {
                 let changes = task_environment(&record, &caller.task(&record));
                 let changes = changes.map_err(|why| why.to_string())?;
-                let of = |name: &str| {
-                    let found = changes.iter().find(|change| change.name == name);
-                    found
-                        .and_then(|change| change.value.as_deref())
-                        .unwrap_or_default()
-                };
+                let of = |name: &str| value(&changes, name).unwrap_or_default();
                 Ok::<_, String>([PIPE_DIRECTORY, THREADS].map(of).join(" "))
             })
         };
@@ -146,14 +146,8 @@ fn the_ranks_that_a_launcher_starts_in_a_batch_script_spread_over_the_gpus() {
         assert!(alone.contains("no local rank"), "{alone}");
         // What the user chose stays.
         let chosen = [("MPI_LOCALRANKID", "0"), (VISIBLE_DEVICES, "GPU-00000002")];
-        let script = [
-            ("SLURM_JOB_ID", "7"),
-            (JOB, "7"),
-            (PIPE_DIRECTORY, pipe.as_str()),
-        ];
-        let gpus = with(&[&script[..], &chosen].concat(), false, |caller| {
-            caller.task(&record).visible
-        });
+        let env = [&chosen[..], &script].concat();
+        let gpus = with(&env, false, |caller| caller.task(&record).visible);
         assert_eq!(gpus.as_deref(), Some("GPU-00000002"));
     }
 }
@@ -165,10 +159,10 @@ fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
     record.rank_threads = ["70", "30"].map(|p| p.parse().unwrap()).to_vec();
     record.rank_memory = vec![vec![(gpu.clone(), 4096)], vec![(gpu, 2048)]];
     let changes = main_shell(&record, &Task::default()).unwrap();
-    let value = |name: &str| changes.iter().find(|c| c.name == name)?.value.as_deref();
-    assert_eq!(value(THREADS), Some("30"));
+    assert_eq!(value(&changes, THREADS), Some("30"));
     // The second GPU has no limit.
-    assert!(value(MEMORY).unwrap().contains("2048M"), "{changes:?}");
+    let memory = value(&changes, MEMORY).unwrap();
+    assert!(memory.contains("2048M"), "{memory}");
 }
 
 #[test]
@@ -176,9 +170,8 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
     let mut record = two_gpus();
     record.per_gpu = true;
     let removed = |inherited: &str| -> Vec<&str> {
-        let inherited_job = Some(inherited.to_owned());
         let task = Task {
-            inherited_job,
+            inherited_job: Some(inherited.to_owned()),
             ..Task::default()
         };
         let changes = main_shell(&record, &task).unwrap();
@@ -192,9 +185,7 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
 
 fn visible(record: &Record, main: bool, env: Env<'_>) -> String {
     let changes = with(env, main, |caller| caller.attach(record).unwrap());
-    let mut changes = changes.into_iter();
-    let change = changes.find(|change| change.name == VISIBLE_DEVICES);
-    change.unwrap().value.unwrap()
+    value(&changes, VISIBLE_DEVICES).unwrap().to_owned()
 }
 
 #[test]
@@ -223,8 +214,7 @@ fn under_pbs_a_process_can_tell_which_gpus_it_would_see_without_mps() {
     let record = two_gpus();
     let mark = |env: Env<'_>| {
         let changes = with(env, false, |caller| caller.attach(&record).unwrap());
-        let mut changes = changes.into_iter().filter(|change| change.name == DEVICES);
-        changes.next().map(|change| change.value.unwrap())
+        value(&changes, DEVICES).map(str::to_owned)
     };
     let (job, rank) = (("PBS_JOBID", "7"), ("MPI_LOCALRANKID", "1"));
     let sees = |list| (VISIBLE_DEVICES, list);
@@ -323,28 +313,23 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
             caller.find().unwrap()
         })
     };
-    let attached = |record: &Record, env: Env<'_>| match found(record, env) {
-        Attachment::Attached(changes) => {
-            let is_kept = |change: &Change| ![VISIBLE_DEVICES, DEVICES].contains(&change.name);
-            assert!(changes.iter().all(is_kept), "{changes:?}");
-            true
-        }
-        Attachment::Unneeded(_) => false,
+    let changes_of = |record: &Record, env: Env<'_>| match found(record, env) {
+        Attachment::Attached(changes) => changes,
+        Attachment::Unneeded(_) => Vec::new(),
         other => panic!("{other:?}"),
+    };
+    let attached = |record: &Record, env: Env<'_>| {
+        let changes = changes_of(record, env);
+        let is_kept = |change: &Change| ![VISIBLE_DEVICES, DEVICES].contains(&change.name);
+        assert!(changes.iter().all(is_kept), "{changes:?}");
+        value(&changes, JOB).is_some()
     };
     assert!(attached(&record, &[]));
     // 'qsub -V' inside another job's MPS.
     let of_other = [(JOB, "6"), (VISIBLE_DEVICES, "0"), (DEVICES, "0:1,2")];
-    let changes_of = |record: &Record, env: Env<'_>| match found(record, env) {
-        Attachment::Attached(changes) => changes,
-        other => panic!("{other:?}"),
-    };
     let changes = changes_of(&record, &of_other);
-    let own = [Change::set(VISIBLE_DEVICES, "1,2"), Change::unset(DEVICES)];
-    assert!(
-        own.iter().all(|change| changes.contains(change)),
-        "{changes:?}"
-    );
+    assert_eq!(value(&changes, VISIBLE_DEVICES), Some("1,2"));
+    assert!(changes.contains(&Change::unset(DEVICES)), "{changes:?}");
     // A rank has the limits of all GPUs that it sees, and JAX its own choice.
     let gpus = record.gpus.iter();
     record.rank_memory = vec![gpus.map(|gpu| (gpu.uuid.clone(), 100)).collect()];
@@ -353,16 +338,15 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ];
     let changes = changes_of(&record, &rank);
-    let memory = changes.iter().find(|change| change.name == MEMORY);
-    let memory = memory.and_then(|change| change.value.as_deref()).unwrap();
-    assert_eq!(memory.matches("100M").count(), 2, "{changes:?}");
+    let memory = value(&changes, MEMORY).unwrap();
+    assert_eq!(memory.matches("100M").count(), 2, "{memory}");
     let mut one = record.clone();
     one.gpus.truncate(1);
     one.daemons[0].gpus.truncate(1);
     one.rank_memory.clear();
     let changes = changes_of(&one, &rank);
-    let is_other = |change: &Change| change.name != environment::JAX_DEVICES;
-    assert!(changes.iter().all(is_other), "{changes:?}");
+    assert_eq!(value(&changes, JOB), Some("7"));
+    assert_eq!(value(&changes, environment::JAX_DEVICES), None);
     record.rank_memory.clear();
     let connections = "CUDA_DEVICE_MAX_CONNECTIONS";
     assert!(attached(&record, &[(connections, "8")]));

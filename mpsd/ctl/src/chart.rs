@@ -23,7 +23,6 @@ fn bar(values: impl Iterator<Item = Option<u64>>, top: u64) -> String {
     bar.trim_end().to_owned()
 }
 
-/// The chart; empty if there is nothing to show.
 pub fn lines(usage: &Usage, gpus: &[RecordGpu]) -> Vec<String> {
     let top = usage.clients.iter().copied().max().unwrap_or(0);
     if top == 0 {

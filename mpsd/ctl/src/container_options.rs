@@ -26,9 +26,8 @@ impl Container {
     /// not start: without its options it would silently run outside MPS.
     pub const FAILURE: &str = "--mpsctl-env-failed\n";
 
-    /// One line of options: the job's directory at its own path, with the sockets of all its
-    /// daemons, and the variables. A variable to be removed needs no option: of these runtimes only
-    /// Apptainer passes it on.
+    /// The job's directory at its own path, with the sockets of all its daemons, and the variables.
+    /// A variable to be removed needs no option: of these runtimes only Apptainer passes it on.
     pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
         let value = |change: &Change| Some((change.name, change.value.clone()?));
         let set: Vec<_> = changes.iter().filter_map(value).collect();
@@ -45,15 +44,18 @@ impl Container {
             ));
         }
         let directory = directory.display();
-        let (same, options) = (format!("{directory}:{directory}"), MOUNT);
+        let same = format!("{directory}:{directory}");
         let mut words: Vec<String> = match self {
             Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
-            Self::Enroot => vec!["--mount".into(), format!("{same}:{options}")],
+            Self::Enroot => vec!["--mount".into(), format!("{same}:{MOUNT}")],
             Self::Podman => vec!["--volume".into(), same],
             Self::Docker => vec![format!("--user={uid}:{gid}"), "--volume".into(), same],
         };
         for (name, value) in &set {
-            let quote = if self.splits(value) { "\"" } else { "" };
+            // After a second '=' a comma ends a variable for Apptainer, which removes quotes
+            // (pflag, `stringToStringValue.Set`).
+            let splits = self == Self::Apptainer && value.contains(',') && value.contains('=');
+            let quote = if splits { "\"" } else { "" };
             words.extend(["--env".into(), format!("{quote}{name}={value}{quote}")]);
         }
         let Some(word) = words.iter().find(|word| !is_one_word(word)) else {
@@ -62,12 +64,6 @@ impl Container {
         let why = "a shell would not read it as one word";
         let allowed = "a run_dir of letters, digits, '/', '.', '_' and '-'";
         Err(Refusal::new(format!("the option '{word}'"), why, allowed))
-    }
-
-    /// Whether the value must be quoted: after a second '=' a comma ends a variable for Apptainer,
-    /// which removes quotes (pflag, `stringToStringValue.Set`).
-    fn splits(self, value: &str) -> bool {
-        self == Self::Apptainer && value.contains(',') && value.contains('=')
     }
 }
 
@@ -82,22 +78,16 @@ fn is_one_word(word: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn change(name: &'static str, value: Option<&str>) -> Change {
-        let value = value.map(str::to_owned);
-        Change { name, value }
-    }
-
     #[test]
     fn each_runtime_gets_the_directory_and_the_variables() {
         let set = [
-            change(PIPE_DIRECTORY, Some("/run/mpsd/jobs/42/pipe-1")),
-            change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
+            Change::set(PIPE_DIRECTORY, "/run/mpsd/jobs/42/pipe-1"),
+            Change::set("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-1"),
         ];
-        let removed = change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None);
+        let removed = Change::unset("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
         let variables = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
         let mount = "/run/mpsd/jobs/42:/run/mpsd/jobs/42";
-        let enroot =
-            format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
+        let enroot = format!("--mount {mount}:{MOUNT} ");
         let volume = format!("--volume {mount} ");
         for (runtime, options) in [
             (Container::Apptainer, "--bind /run/mpsd/jobs/42 ".to_owned()),
@@ -110,16 +100,16 @@ mod tests {
             let foreign = runtime.write(&with_removed, 1000, 100);
             assert_eq!(foreign.is_err(), runtime == Container::Apptainer);
         }
-        let limits = [set[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
+        let limits = [set[0].clone(), Change::set("LIMIT", "0=4G,1=2G")];
         let quoted = Container::Apptainer.write(&limits, 1000, 100).unwrap();
         assert!(quoted.ends_with("--env \"LIMIT=0=4G,1=2G\"\n"), "{quoted}");
-        let without_mps = [change(PIPE_DIRECTORY, None), change("MPSD_JOB", None)];
+        let without_mps = [Change::unset(PIPE_DIRECTORY), Change::unset("MPSD_JOB")];
         assert_eq!(Container::Docker.write(&without_mps, 0, 0).unwrap(), "");
     }
 
     #[test]
     fn a_word_that_a_shell_would_split_is_refused() {
-        let changes = [change(PIPE_DIRECTORY, Some("/run/m psd/jobs/42/pipe"))];
+        let changes = [Change::set(PIPE_DIRECTORY, "/run/m psd/jobs/42/pipe")];
         let refused = Container::Podman.write(&changes, 0, 0);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("/run/m psd/jobs/42"), "{refused}");

@@ -42,7 +42,6 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// Prints the lines; returns the exit code.
     pub fn print(&self, lines: &[CheckLine]) -> u8 {
         let shown = lines.iter();
         let shown = shown.filter(|line| !self.problems || line.status() != "OK");
@@ -77,7 +76,6 @@ impl Doctor {
     }
 }
 
-/// The line of mpsd.toml.
 fn config(node: &str, context: &SetupContext<'_>) -> CheckLine {
     // If there is no file, this program has the defaults, and jobs with MPS fail.
     let file = context.config.unwrap_or(Path::new(DEFAULT_PATH));
@@ -89,7 +87,6 @@ fn config(node: &str, context: &SetupContext<'_>) -> CheckLine {
     }
 }
 
-/// The node's programs, GPUs and directories, and what jobs left.
 fn own(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = Vec::from(
         PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)),
@@ -156,8 +153,11 @@ fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
     for gpu in &inventory.gpus {
         *counts.entry(&gpu.name).or_default() += 1;
     }
-    let products = counts.iter();
-    let products = list(products.map(|(name, count)| format!("{count} x {name}")));
+    let products = list(
+        counts
+            .iter()
+            .map(|(name, count)| format!("{count} x {name}")),
+    );
     all.push(Pass(format!("driver {}, {products}", driver.version)));
     if inventory.has_driver(DRIVER_OF_13_1) {
         all.push(Pass(format!(
@@ -182,7 +182,8 @@ fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
         )),
     });
     if geteuid().is_root() {
-        all.extend(foreign::lines(&foreign::daemons(settings), &held));
+        let foreign = foreign::daemons(settings);
+        all.extend(foreign.iter().map(|daemon| foreign::line(daemon, &held)));
     }
     all
 }

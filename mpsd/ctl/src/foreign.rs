@@ -3,42 +3,26 @@
 
 use super::this_node;
 use mpsd::job::store::Store as _;
-use mpsd::node::controls::control_daemons;
+use mpsd::node::controls::{ControlDaemon, control_daemons};
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::text::one_line;
 use setup::CheckLine::{self, Fail, Warn};
 use std::collections::BTreeSet;
+use std::path::Path;
 
 /// NVIDIA's own, for a daemon without the variable.
 const USUAL: &str = "/tmp/nvidia-mps";
 
-/// A control daemon with its servers.
-#[derive(Debug)]
-pub(super) struct Foreign {
-    uid: u32,
-    pipe: String,
-    /// The daemon comes first.
-    processes: Vec<i32>,
-}
-
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
 
-/// The control daemons that neither a job nor mpsd started. A user who has an MPS of ours is left
-/// out.
-pub(super) fn daemons(settings: &Settings) -> Vec<Foreign> {
+/// A user who has an MPS of ours is left out.
+pub(super) fn daemons(settings: &Settings) -> Vec<ControlDaemon> {
     let users = users_with_mps(settings);
-    let others = control_daemons(|uid| !users.contains(&uid)).into_iter();
-    let found = others.filter_map(|daemon| {
-        let pipe = daemon.pipe.unwrap_or_else(|| USUAL.into());
-        (!daemon.is_of_job).then(|| Foreign {
-            uid: daemon.uid,
-            pipe: one_line(&pipe.to_string_lossy(), 100),
-            processes: daemon.processes,
-        })
-    });
-    found.collect()
+    let mut found = control_daemons(|uid| !users.contains(&uid));
+    found.retain(|daemon| !daemon.is_of_job);
+    found
 }
 
 fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
@@ -49,18 +33,12 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
         .collect()
 }
 
-/// A line for each. Only root's own can fail the node.
-pub(super) fn lines(daemons: &[Foreign], held: &[Held]) -> Vec<CheckLine> {
-    daemons.iter().map(|daemon| line(daemon, held)).collect()
-}
-
-fn line(daemon: &Foreign, held: &[Held]) -> CheckLine {
-    let Foreign {
-        uid,
-        pipe,
-        processes,
-    } = daemon;
-    let (whose, remedy) = match uid {
+/// Only root's own daemon can fail the node.
+pub(super) fn line(daemon: &ControlDaemon, held: &[Held]) -> CheckLine {
+    let processes = &daemon.processes;
+    let pipe = daemon.pipe.as_deref().unwrap_or(Path::new(USUAL));
+    let pipe = one_line(&pipe.to_string_lossy(), 100);
+    let (whose, remedy) = match daemon.uid {
         0 => (
             "root".to_owned(),
             "stop the service that starts it (nvidia-mps.service?)",
@@ -79,7 +57,7 @@ fn line(daemon: &Foreign, held: &[Held]) -> CheckLine {
         ))
     });
     match its {
-        Some(text) if *uid == 0 => Fail(text),
+        Some(text) if daemon.uid == 0 => Fail(text),
         Some(text) => Warn(text),
         None => Warn(format!(
             "{who}: jobs with MPS do not use it; programs of other jobs that find its directory run under it, without limits; if \
@@ -94,12 +72,6 @@ mod tests {
 
     #[test]
     fn only_a_gpu_that_roots_daemon_holds_alone_fails_the_node() {
-        let daemon = |uid| Foreign {
-            uid,
-            pipe: USUAL.to_owned(),
-            processes: vec![7, 8],
-        };
-        let of = |uid, held: &[Held]| lines(&[daemon(uid)], held).remove(0);
         for (uid, held, mark, who) in [
             (0, &[][..], "WARN", "root"),
             (0, &[(1, vec![6, 9])], "WARN", "root"),
@@ -107,7 +79,13 @@ mod tests {
             // A health check drains for FAIL.
             (1001, &[(1, vec![8])], "WARN", "uid 1001"),
         ] {
-            let told = of(uid, held).to_string();
+            let daemon = ControlDaemon {
+                uid,
+                pipe: None,
+                is_of_job: false,
+                processes: vec![7, 8],
+            };
+            let told = line(&daemon, held).to_string();
             let expected = format!("{mark}  an MPS daemon of {who} ");
             assert!(told.starts_with(&expected), "{told}");
             let holds = held.iter().any(|(_, pids)| pids.contains(&8));

@@ -65,8 +65,11 @@ impl Metrics {
             Some(directory) => write(&settings.paths, directory, &page)?,
         }
         status.problems.iter().for_each(|line| complain(NAME, line));
-        let is_good = status.problems.is_empty();
-        Ok(if is_good { 0 } else { EXIT_NODE })
+        Ok(if status.problems.is_empty() {
+            0
+        } else {
+            EXIT_NODE
+        })
     }
 }
 
@@ -168,8 +171,7 @@ impl NodeStatus {
 /// The tasks on each GPU where several jobs of a user have MPS.
 type TasksByGpu<'a> = BTreeMap<(u32, &'a GpuUuid), Vec<Task>>;
 
-/// A user can make a look hang until its deadline. So it looks once for each user and GPU, not for
-/// each job.
+/// Looks once for each user and GPU, not for each job: a user can make a look hang.
 fn tasks_of_several_jobs<'a>(
     journals: &'a [Journal],
     lists: &NvmlLists,
@@ -201,19 +203,14 @@ fn job(
         job.phase = Phase::Ready;
     }
     // In a shared MPS, also those that root has proved for all its jobs.
-    let shared = journal
-        .joined_gpus()
-        .map(|gpu| JobId::shared(journal.uid(), gpu));
-    let shared: Vec<JobId> = shared.collect();
     let mut own = node.known_members(journal);
-    for id in &shared {
-        if let Ok(Some(journal)) = node.read_journal(id) {
-            own.extend(node.known_members(&journal));
+    for gpu in journal.joined_gpus() {
+        if let Ok(Some(shared)) = node.read_journal(&JobId::shared(journal.uid(), gpu)) {
+            own.extend(node.known_members(&shared));
         }
     }
     own.retain(|member| member.role == Role::Control && !member.is_defunct());
-    let living = own.len();
-    let ended = job.daemons.iter_mut().skip(living);
+    let ended = job.daemons.iter_mut().skip(own.len());
     ended.for_each(|daemon| daemon.ended = true);
     for gpu in &mut job.gpus {
         let list = lists.get(&gpu.uuid);
@@ -326,7 +323,7 @@ fn page(status: &NodeStatus, counted: Option<&Counted>, usable: bool) -> String 
 struct Page(BTreeMap<&'static str, Vec<Sample>>);
 
 impl Page {
-    /// The family is on the page also if it has no sample.
+    /// A family without a sample is on the page too.
     fn add(&mut self, family: &'static str, samples: impl IntoIterator<Item = Sample>) {
         self.0.insert(family, samples.into_iter().collect());
     }

@@ -172,7 +172,6 @@ fn wants_json(matches: &ArgMatches) -> bool {
     }
 }
 
-/// Runs the program; returns its exit code.
 pub fn main() -> u8 {
     let mut json = false;
     parse_and_run(&mut json).unwrap_or_else(|failure| {
@@ -181,8 +180,7 @@ pub fn main() -> u8 {
     })
 }
 
-/// Tells why a verb did not do its work: a line on standard error, and an object if that was asked
-/// for.
+/// A line on standard error, and an object if that was asked for.
 pub fn tell(VerbError { line, code }: &VerbError, json: bool) {
     complain(NAME, line);
     if json {
@@ -194,8 +192,7 @@ fn error_json(line: &str, code: i32) -> serde_json::Value {
     serde_json::json!({"error": line, "exit_status": code})
 }
 
-/// Says on standard output what its reader needs to know of a command line that clap could not
-/// read. `code` is the exit code.
+/// Says on standard output what its reader needs to know of an unreadable command line.
 pub fn say_usage_error(error: &clap::Error, code: i32) {
     say(Env::of_unread(std::env::args_os()));
     let mut own = std::env::args_os().take_while(|word| word != "--");
@@ -343,7 +340,6 @@ fn host_or(node: Option<&String>) -> String {
     node.cloned().unwrap_or_else(|| ThisHost.name())
 }
 
-/// The node's settings for a verb of root.
 fn settings_for_root(
     config: &Path,
     node: &str,
@@ -359,14 +355,13 @@ fn settings_for_root(
 fn env(config: &Path, verb: &Env) -> u8 {
     let mut caller = Caller::this(config, verb.job.as_deref());
     (caller.main, caller.first) = (verb.main, verb.first);
-    // JSON is for the hook of OpenPBS. It writes the warnings into the job's error file, and does
-    // not count a failed try that only the node can have caused.
+    // JSON is for the hook of OpenPBS. It writes the warnings, one line, into the job's error file,
+    // and does not count a failed try that only the node can have caused.
     let hook = verb.shell == Shell::Json;
     match verb.run(&caller) {
         Ok(text) => {
             let warnings = caller.warnings();
             if verb.main && hook && !warnings.is_empty() {
-                // The hook takes one line.
                 complain(NAME, &warnings.join("; "));
             }
             say(&text);
@@ -385,10 +380,10 @@ fn env(config: &Path, verb: &Env) -> u8 {
 
 /// The directory of this program and of our others.
 fn programs() -> Result<PathBuf, Failure> {
-    let unknown = |why: String| Undetermined::new("the directory of this program", why);
-    let exe = std::env::current_exe().map_err(|e| unknown(e.to_string()))?;
-    let directory = exe.parent().map(Path::to_path_buf);
-    Ok(directory.ok_or_else(|| unknown("it has none".to_owned()))?)
+    let what = "the directory of this program";
+    let mut exe = std::env::current_exe().map_err(|e| Undetermined::new(what, e.to_string()))?;
+    exe.pop();
+    Ok(exe)
 }
 
 fn mpsd_program() -> Result<PathBuf, Failure> {

@@ -17,7 +17,6 @@ const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
-/// Checks the length of a pipe directory's path.
 pub(super) fn length(paths: &Paths) -> CheckLine {
     let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
@@ -32,12 +31,10 @@ pub(super) fn length(paths: &Paths) -> CheckLine {
     }
 }
 
-/// Checks who may pass and change our directories.
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     let run = directories::run(paths).map(|one| one.map_or_else(Fail, Pass));
-    let mut all: Vec<CheckLine> = run.into_iter().collect();
-    all.push(directories::state(paths).map_or_else(Warn, Pass));
-    all
+    let state = directories::state(paths).map_or_else(Warn, Pass);
+    run.into_iter().chain([state]).collect()
 }
 
 pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
@@ -94,8 +91,8 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
 
 pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
-    let both = [selinux(text(SELINUX)), apparmor(text(APPARMOR))];
-    both.into_iter().flatten().collect()
+    let selinux = selinux(text(SELINUX)).into_iter();
+    selinux.chain(apparmor(text(APPARMOR))).collect()
 }
 
 /// We ship no policy. If another denies something, its log names the program.

@@ -39,7 +39,7 @@ pub struct PlanVerb {
 }
 
 impl PlanVerb {
-    /// The text to print; `worker` is the program `mpsd`, which asks NVML.
+    /// `worker` is the program `mpsd`, which asks NVML.
     pub fn run(
         &self,
         config: &Path,

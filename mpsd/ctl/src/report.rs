@@ -15,7 +15,6 @@ use mpsd_sys::files::FileError;
 use mpsd_sys::now;
 use setup::VerbError;
 
-/// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportVerb {
     /// The job; without one, all jobs of the node
@@ -33,7 +32,7 @@ pub struct ReportVerb {
 }
 
 impl ReportVerb {
-    /// Prints it; returns the exit code. It is an error if the job has no report.
+    /// Returns the exit code. It is an error if the job has no report.
     pub(super) fn run(&self, settings: &Settings) -> Result<u8, VerbError> {
         let since = self.since.as_deref().map_or(Ok(0), since);
         let since = since.map_err(Failure::from)?;
@@ -58,7 +57,6 @@ impl ReportVerb {
     }
 }
 
-/// One report with its chart, as wide as the terminal.
 fn on_terminal(report: &JobReport) -> Vec<String> {
     let width = width();
     let text = |line: String| {
@@ -66,11 +64,11 @@ fn on_terminal(report: &JobReport) -> Vec<String> {
         wrap(&line, indent + 2, width)
     };
     let mut all: Vec<String> = lines(report).into_iter().map(text).collect();
-    let usage = report.said_by_user.as_ref();
-    let usage = usage.and_then(|seen| seen.usage.as_ref());
-    let chart = usage.map(|usage| chart::lines(usage, &report.gpus));
-    let chart = chart.unwrap_or_default().into_iter();
-    all.extend(chart.map(|line| cut(line, width)));
+    let seen = report.said_by_user.as_ref();
+    if let Some(usage) = seen.and_then(|seen| seen.usage.as_ref()) {
+        let chart = chart::lines(usage, &report.gpus).into_iter();
+        all.extend(chart.map(|line| cut(line, width)));
+    }
     all.extend(advice(report).map(text));
     all
 }

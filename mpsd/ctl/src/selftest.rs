@@ -51,13 +51,11 @@ pub struct Selftest {
 
 enum TrialError {
     Failed(String),
-    /// The user ended the selftest.
     Interrupted(Signal),
 }
 
 impl Selftest {
-    /// Runs it; `programs` is the directory of our programs. Returns the exit code: 0, or 2 if
-    /// something failed.
+    /// `programs` is the directory of our programs. Returns the exit code.
     pub fn run(&self, caller: &Caller<'_>, programs: &Path) -> Result<u8, Failure> {
         if caller.uid == 0 {
             let allowed = "an ordinary user, as by 'runuser -u NAME -- mpsctl selftest'";
@@ -171,16 +169,14 @@ fn failed(why: String) -> TrialError {
     TrialError::Failed(why)
 }
 
-/// A name that no other job has, on any host or in any container: some jobs can only be ended by
-/// name.
+/// A name that no other job has, on any host: some jobs can only be ended by name.
 fn job_name() -> String {
     // The standard library seeds this from the kernel's random numbers.
     let random = RandomState::new().hash_one(std::process::id());
     format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
-/// The file for the output of this job, in the user's home directory: a node has no other directory
-/// of the user's.
+/// In the user's home directory: a node has no other directory of the user's.
 fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     let home = home.unwrap_or_default();
     let directory = Path::new(&home);
@@ -210,12 +206,15 @@ fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
         return lines;
     }
     let uuids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-    let uuids = uuids.join(" ");
     let sms = gpus[0]["sms"].as_u64();
     let sms = sms.and_then(|count| u32::try_from(count).ok());
-    let share = sms.map(|count| format!(", with {count} multiprocessors"));
-    let share = share.unwrap_or_default();
-    lines.push(Pass(format!("attached: under MPS on {uuids}{share}")));
+    let share = sms.map_or(String::new(), |count| {
+        format!(", with {count} multiprocessors")
+    });
+    lines.push(Pass(format!(
+        "attached: under MPS on {}{share}",
+        uuids.join(" ")
+    )));
     lines.push(match gpus[0]["allocatable_mib"].as_u64() {
         Some(got) if (least_mib(MEMORY_MIB, sms.unwrap_or(0))..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
@@ -255,8 +254,8 @@ impl Runner<'_> {
         probe_output(&out).ok_or_else(|| failed(format!("mps-probe did not run: {}", said())))
     }
 
-    /// Submits. The command ends with the job, or prints its id. If it is killed, only the job's
-    /// name is known.
+    /// The command ends with the job, or prints its id. If it is killed, only the job's name is
+    /// known.
     fn submit(&self) -> Result<String, TrialError> {
         let command = (self.trial.submit)(&self.order);
         match run(&command, Some(self.signals), self.limit) {
@@ -264,18 +263,20 @@ impl Runner<'_> {
             // A probe that failed says why in its output.
             Ok(answer) if probe_output(&answer.out).is_some() => Ok(answer.out + &answer.err),
             Ok(answer) => Err(failed(answer.line())),
-            Err(RunError::Killed {
-                why: KillReason::Late { .. },
-                ..
-            }) => Err(self.late(None)),
-            Err(RunError::Killed {
-                why: KillReason::Interrupted,
-                ..
-            }) => Err(self.interrupted(None)),
-            Err(error) => {
-                self.cancel(None);
-                Err(failed(error.to_string()))
-            }
+            Err(error) => Err(match error {
+                RunError::Killed {
+                    why: KillReason::Late { .. },
+                    ..
+                } => self.late(None),
+                RunError::Killed {
+                    why: KillReason::Interrupted,
+                    ..
+                } => self.interrupted(None),
+                other => {
+                    self.cancel(None);
+                    failed(other.to_string())
+                }
+            }),
         }
     }
 
@@ -339,7 +340,6 @@ struct Answer {
 }
 
 impl Answer {
-    /// On one line, fit for a terminal.
     fn line(&self) -> String {
         let both = self.err.lines().chain(self.out.lines());
         let all = both.map(str::trim).filter(|line| !line.is_empty());
@@ -380,8 +380,9 @@ fn version(program: &'static str) -> String {
 }
 
 fn probe_output(out: &str) -> Option<Value> {
-    let all = out.lines();
-    let mut all = all.filter_map(|line| serde_json::from_str(line).ok());
+    let mut all = out
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 
@@ -398,8 +399,12 @@ mod tests {
     #[test]
     fn a_probe_under_mps_with_its_limit_is_ok_and_any_other_fails_with_a_remedy() {
         let found = |probe: &Value| proved(probe, "--mps", "do this");
-        let marks =
-            |probe: &Value| -> Vec<_> { found(probe).iter().map(CheckLine::status).collect() };
+        let marks = |probe: &Value| {
+            found(probe)
+                .iter()
+                .map(CheckLine::status)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(marks(&probe()), ["OK", "OK", "OK"]);
         for got in [Value::Null, 2048.into(), 100.into()] {
             let mut other = probe();
@@ -408,15 +413,9 @@ mod tests {
         }
         let error = "no libcuda.so.1";
         let library = serde_json::json!({"host": "gpu001", "libcuda": false, "error": error});
-        assert_eq!(marks(&library), ["OK", "FAIL"]);
-        let lines = found(&library);
-        let [job, line] = [0, 1].map(|number: usize| lines[number].text());
-        assert_eq!(job, "job: it ran on gpu001, asked with '--mps'");
-        assert!(
-            line.starts_with("libcuda: no libcuda.so.1: install"),
-            "{line}"
-        );
-        assert!(!line.contains("do this"), "{line}");
+        let job = Pass("job: it ran on gpu001, asked with '--mps'".to_owned());
+        let missing = Fail(format!("libcuda: no libcuda.so.1: {LIBCUDA}"));
+        assert_eq!(found(&library), [job, missing]);
         let mut outside = probe();
         outside["under_mps"] = false.into();
         outside["error"] = "error 46".into();

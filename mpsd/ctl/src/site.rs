@@ -38,7 +38,6 @@ pub struct Check {
 }
 
 impl Check {
-    /// `host` is this host's name.
     pub fn run(&self, in_force: &Path, host: &str) -> VerbReport {
         let (file, read) = match &self.file {
             Some(draft) => (draft.as_path(), Settings::draft(draft, host)),
@@ -59,7 +58,6 @@ pub struct Show {
 }
 
 impl Show {
-    /// The text to print for `file`; `host` is this host's name.
     pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
         let node = self.node.as_deref().unwrap_or(host);
         let settings = Settings::load(file, node)?;
@@ -87,8 +85,7 @@ pub struct Advertise {
 }
 
 impl Advertise {
-    /// The text to print for this node under the configuration `file`; `worker` is the program
-    /// `mpsd`, which asks NVML.
+    /// `worker` is the program `mpsd`, which asks NVML.
     pub fn run(
         &self,
         file: &Path,

@@ -7,9 +7,7 @@ use serde_json::{Value, json};
 use setup::CheckLine;
 use std::io::{Write as _, stdout};
 
-/// Columns of a terminal with an unknown size.
-const USUAL: usize = 80;
-/// The words that begin a line of a check, with their colors.
+const USUAL_WIDTH: usize = 80;
 const MARKS: [(&str, AnsiColor); 3] = [
     ("OK", AnsiColor::Green),
     ("WARN", AnsiColor::Yellow),
@@ -21,10 +19,9 @@ const MARK_WIDTH: usize = 6;
 /// Columns of standard output; `None`: it is no terminal, and lines are as long as they are.
 pub fn width() -> Option<usize> {
     let columns = || tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_col));
-    isatty(stdout()).then(|| {
-        Some(columns())
-            .filter(|columns| *columns > 0)
-            .unwrap_or(USUAL)
+    isatty(stdout()).then(|| match columns() {
+        0 => USUAL_WIDTH,
+        columns => columns,
     })
 }
 
@@ -37,8 +34,7 @@ pub fn cut(mut line: String, width: Option<usize>) -> String {
     line
 }
 
-/// `line` broken between words to fit `width` columns; the second and later lines begin with
-/// `indent` blanks.
+/// Breaks between words; the second and later lines begin with `indent` blanks.
 pub fn wrap(line: &str, indent: usize, width: Option<usize>) -> String {
     // A terminal with no room beside the indent gets the line as it is.
     let Some(width) = width.filter(|width| *width > 2 * indent) else {
@@ -62,8 +58,7 @@ pub fn wrap(line: &str, indent: usize, width: Option<usize>) -> String {
     out
 }
 
-/// Prints lines of a check, or lines between them. The marks are colored on a terminal only, and
-/// not with `NO_COLOR`.
+/// The marks are colored on a terminal only, and not with `NO_COLOR`.
 pub fn say_checks(text: &str) {
     let mut out = anstream::stdout();
     let width = width();

@@ -8,7 +8,6 @@ use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal, Undetermined, text};
 use setup::CheckLine::{self, Fail, Warn};
 use setup::running_jobs;
-use std::time::Duration;
 use users::os::unix::GroupExt as _;
 
 /// Seconds by which the timer, the end of a job or a prologue should have taken the second look.
@@ -22,8 +21,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Waits until no job with MPS runs here or the time is over; returns the exit code. With
-    /// `json` it prints their names.
+    /// Returns the exit code.
     pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
         let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", format!("{why:#}")))?;
@@ -57,9 +55,13 @@ pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {
 fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
     let (jobs, what) = (suspicion.target.jobs(), &suspicion.what);
-    let ago = ago(Duration::from_secs(age));
+    let ago = match age {
+        s if s < 120 => format!("{s} s"),
+        s if s < 2 * 3600 => format!("{} min", s / 60),
+        s => format!("{} h", s / 3600),
+    };
     let text = format!(
-        "{jobs}: {ago} {what} hung in the driver; the node takes no job with MPS until a second look"
+        "{jobs}: {ago} ago {what} hung in the driver; the node takes no job with MPS until a second look"
     );
     match age < OVERDUE_S {
         true => Warn(format!("{text}, {PAUSE_S} s after it hung")),
@@ -82,15 +84,6 @@ fn group(id: u32) -> Option<CheckLine> {
         "daemon_group {id} is this node's group '{name}': its members{members} can take over the daemons of their jobs, \
          which are outside the jobs' limits; name a group without members in mpsd.toml"
     )))
-}
-
-/// `40 s ago`, `12 min ago`.
-fn ago(age: Duration) -> String {
-    match age.as_secs() {
-        s if s < 120 => format!("{s} s ago"),
-        s if s < 2 * 3600 => format!("{} min ago", s / 60),
-        s => format!("{} h ago", s / 3600),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Whether the calling task is attached to its job's MPS, and why (not).
 
-use super::model::JobStatus;
+use super::model::{DaemonStatus, JobStatus};
 use batch::Lookup;
 use mpsd_core::environment::{MEMORY, PIPE_DIRECTORY, THREADS};
 use mpsd_core::text::one_line;
@@ -60,10 +60,8 @@ impl Verdict {
         let Some(pipe) = pipe else {
             return Self::no(format!("{PIPE_DIRECTORY} is not set here: {how}"));
         };
-        let own = status.daemons.iter().map(|daemon| daemon.pipe.as_path());
-        let own: Vec<&Path> = own.collect();
-        let daemon = match position(&own, Path::new(pipe)) {
-            Ok(Some(place)) => &status.daemons[place],
+        let daemon = match behind(Path::new(pipe), &status.daemons) {
+            Ok(Some(daemon)) => daemon,
             Ok(None) => {
                 let pipe = one_line(pipe, 120);
                 return Self::no(format!(
@@ -91,11 +89,10 @@ impl Verdict {
     }
 }
 
-/// Which of `own` the directory `pipe` is: by name, or by inode if a link or a bind mount leads
-/// there.
-fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
-    if let Some(place) = own.iter().position(|own| *own == pipe) {
-        return Ok(Some(place));
+/// The daemon of the directory `pipe`: by name, or by inode if a link or a bind mount leads there.
+fn behind<'a>(pipe: &Path, own: &'a [DaemonStatus]) -> Result<Option<&'a DaemonStatus>, String> {
+    if let Some(daemon) = own.iter().find(|daemon| daemon.pipe == pipe) {
+        return Ok(Some(daemon));
     }
     let inode = |path: &Path| match path.metadata() {
         Ok(about) => Ok(Some((about.dev(), about.ino()))),
@@ -105,10 +102,13 @@ fn position(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
     let Some(here) = inode(pipe)? else {
         return Ok(None);
     };
-    let own: Vec<_> = own.iter().map(|own| inode(own)).collect();
-    match own.iter().position(|own| *own == Ok(Some(here))) {
-        Some(place) => Ok(Some(place)),
-        None => own.into_iter().collect::<Result<Vec<_>, _>>().map(|_| None),
+    let inodes: Vec<_> = own.iter().map(|daemon| inode(&daemon.pipe)).collect();
+    match inodes.iter().position(|inode| *inode == Ok(Some(here))) {
+        Some(place) => Ok(Some(&own[place])),
+        None => inodes
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .map(|_| None),
     }
 }
 
@@ -127,19 +127,14 @@ mod tests {
         use AnswerError::{Ended, Hidden, Replaced};
         use RecordState::{Failed, Ready, Refused, Starting};
         let replaced = "process 7, which mpsd did not start";
+        let hidden = "its sockets were removed";
         for (state, answer, pipe, code, words) in [
             (Ready, answers(), Some("/p"), 0, "answers"),
             (Ready, answers(), None, 1, "is not set here"),
             (Ready, answers(), Some("/q\u{1b}"), 1, "'/q?'"),
             (Ready, Err(Ended), Some("/p"), 1, "outside MPS"),
             (Ready, Err(Replaced(7)), Some("/p"), 1, replaced),
-            (
-                Ready,
-                Err(Hidden),
-                Some("/p"),
-                1,
-                "its sockets were removed",
-            ),
+            (Ready, Err(Hidden), Some("/p"), 1, hidden),
             (Ready, hangs(), Some("/p"), 2, "no answer within"),
             (Starting, answers(), Some("/p"), 1, "being started"),
             (Refused, answers(), None, 1, "refused: a reason"),
@@ -149,11 +144,8 @@ mod tests {
             status.phase = state.into();
             status.add_answers(&[answer], &NvmlLists::new(), &[]);
             let found = Verdict::of(&status, pipe);
-            assert_eq!(found.attached as u8, code, "{state:?} {pipe:?}: {found:?}");
-            assert!(
-                found.because.contains(words),
-                "{state:?} {pipe:?}: {found:?}"
-            );
+            let is_so = found.attached as u8 == code && found.because.contains(words);
+            assert!(is_so, "{state:?} {pipe:?}: {found:?}");
         }
     }
 

@@ -28,11 +28,10 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use text::sentence;
 
 /// Longest wait for the daemons of one job, and for one answer of NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest line about a job without a status, characters.
-const LONGEST_LINE: usize = 300;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Status {
@@ -45,8 +44,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Prints it for `caller`; returns the exit code. `worker` is the program `mpsd`, which asks
-    /// NVML.
+    /// Returns the exit code. `worker` is the program `mpsd`, which asks NVML.
     pub fn run(&self, caller: &Caller<'_>, worker: &Path) -> Result<u8, Failure> {
         let report = match caller.uid {
             0 => StatusReport::for_root(caller, worker),
@@ -75,7 +73,6 @@ struct StatusReport {
     /// For root: a line for each drain of this node by us.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     drains: Vec<String>,
-    /// One job was named.
     #[serde(skip)]
     named: bool,
 }
@@ -143,13 +140,12 @@ impl StatusReport {
         for name in names {
             match status_of(&mut node, &settings, &name, worker) {
                 Ok(status) => {
-                    let is_named = report.named;
-                    let status = status.filter(|job| is_named || job.phase != Phase::Unneeded);
-                    report.jobs.extend(status);
+                    let is_told = |job: &JobStatus| report.named || job.phase != Phase::Unneeded;
+                    report.jobs.extend(status.filter(is_told));
                 }
                 // An unreadable job does not hide the others.
                 Err(why) => {
-                    let line = one_line(&format!("job {name}: {why}"), LONGEST_LINE);
+                    let line = one_line(&format!("job {name}: {why}"), 300);
                     report.unread.push(line);
                 }
             }
@@ -163,12 +159,14 @@ impl StatusReport {
     }
 
     fn lines(&self, width: Option<usize>) -> Vec<String> {
-        let verdict = self.verdict.iter();
-        let verdict = verdict.flat_map(|verdict| text::sentence(&verdict.to_string(), width));
-        let jobs = self.jobs.iter();
-        let jobs = jobs.flat_map(|status| text::lines(status, width));
-        let lines = verdict.chain(jobs).chain(self.unread.iter().cloned());
-        let mut lines: Vec<String> = lines.collect();
+        let verdict = self.verdict.as_ref().map(Verdict::to_string);
+        let mut lines: Vec<String> = verdict.map_or_else(Vec::new, |text| sentence(&text, width));
+        lines.extend(
+            self.jobs
+                .iter()
+                .flat_map(|status| text::lines(status, width)),
+        );
+        lines.extend(self.unread.iter().cloned());
         if lines.is_empty() {
             lines.push("no job has MPS on this node".to_owned());
         }
@@ -207,8 +205,7 @@ fn first_record(settings: &Settings, ids: &[JobId]) -> Result<Option<Record>, Fa
     Ok(None)
 }
 
-/// A drain, by root's own file. The scheduler may be slow and is not asked; 'mpsctl doctor' asks
-/// it.
+/// The scheduler may be slow and is not asked; 'mpsctl doctor' asks it.
 fn drain_line(marker: &Marker) -> String {
     let Marker { node, reason, .. } = marker;
     match marker.delivered {
@@ -232,11 +229,11 @@ fn status_of(
     let journal = node.read_journal(&id)?;
     let record = record::found(&settings.paths.job(&id).record());
     let Some(journal) = journal else {
-        let mut status = record.map(|record| JobStatus::of_record(&record));
-        if let Some(status) = &mut status {
+        return Ok(record.map(|record| {
+            let mut status = JobStatus::of_record(&record);
             status.add_answers(&[], &NvmlLists::new(), &[]);
-        }
-        return Ok(status);
+            status
+        }));
     };
     let mut status = JobStatus::of_journal(&journal, record.as_ref());
     status.shared_with = shared_with(settings, &status);
@@ -265,10 +262,9 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
     let count = journal.record().daemons.len();
     let answers = answers.filter(|answers| answers.len() == count);
     answers.unwrap_or_else(|| {
+        let failed = "no answer: its user's process that asks it did not start, or failed";
         let why = match waited < PATIENCE {
-            true => {
-                "no answer: its user's process that asks it did not start, or failed".to_owned()
-            }
+            true => failed.to_owned(),
             false => format!("no answer within {} ms", waited.as_millis()),
         };
         vec![Err(AnswerError::Failed(why)); count]
@@ -277,12 +273,13 @@ fn ask_as_user(node: &RealNode, journal: &Journal) -> Answers {
 
 /// Adds the answers to `status`. A daemon may name any pid: those of other users are left out.
 fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, worker: &Path) {
-    for DaemonAnswer {
-        servers, clients, ..
-    } in answers.iter_mut().flatten()
-    {
-        servers.retain(|server| is_of(status.uid, server.pid));
-        clients.retain(|client| is_of(status.uid, client.pid));
+    for answer in answers.iter_mut().flatten() {
+        answer
+            .servers
+            .retain(|server| is_of(status.uid, server.pid));
+        answer
+            .clients
+            .retain(|client| is_of(status.uid, client.pid));
     }
     let clients = answers.iter().flatten().flat_map(|answer| &answer.clients);
     let pids: Vec<i32> = clients.map(|client| client.pid).collect();
@@ -290,10 +287,9 @@ fn add(status: &mut JobStatus, mut answers: Answers, paths: &Paths, nvml: &str, 
         true => NvmlLists::new(),
         false => processes(status, nvml, worker),
     };
-    let here = status.shared_with.iter().chain([&status.job]).cloned();
-    let here: Vec<JobId> = here.collect();
-    let by_sluid =
-        |sluid: &str| record::by_sluid(|job| paths.job(job).record(), here.clone(), sluid);
+    let here = || status.shared_with.iter().chain([&status.job]).cloned();
+    let record_of = |job: &JobId| paths.job(job).record();
+    let by_sluid = |sluid: &str| record::by_sluid(record_of, here(), sluid);
     let tasks = tasks(status.uid, &pids, &by_sluid);
     status.add_answers(&answers, &lists, &tasks);
 }
@@ -304,9 +300,8 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
         return NvmlLists::new();
     };
     let gpus = status.gpus.iter().map(|gpu| gpu.uuid.clone());
-    let lists =
-        gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)));
-    lists.collect()
+    gpus.map_while(|gpu| Some((gpu.clone(), worker.ask(&Question::Processes(gpu)).ok()?)))
+        .collect()
 }
 
 /// Why there is nothing of `job`, and where there may be. `inside`: this is one of its nodes. A

@@ -58,13 +58,11 @@ impl Phase {
     }
 }
 
-/// A job that has MPS here, or was to have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct JobStatus {
     /// The job, or the step with a daemon of its own.
     pub job: JobId,
     pub uid: u32,
-    /// The user's name, by root's journal or the directory service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Seconds since 1970, which root's journal has.
@@ -72,7 +70,6 @@ pub struct JobStatus {
     pub began: Option<u64>,
     /// Its daemons serve the user's other jobs on its GPUs as well.
     pub shared: bool,
-    /// Those jobs.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub shared_with: BTreeSet<JobId>,
     #[serde(rename = "state")]
@@ -101,14 +98,12 @@ pub struct DaemonStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     pub ended: bool,
-    /// It may run, but programs reach another daemon or none.
     #[serde(skip)]
     pub out_of_reach: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuStatus {
-    /// NVML's index on the node.
     pub index: u32,
     pub uuid: GpuUuid,
     /// The job's clients on it; `None`: not known.
@@ -140,20 +135,16 @@ fn as_mib<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> 
     bytes.map(|bytes| bytes >> 20).serialize(to)
 }
 
-/// Why it stands there. If the site gave the job MPS, some of its steps may be without. The node's
-/// log names them.
+/// If the site gave the job MPS, some of its steps may be without. The node's log names them.
 fn reason_of(record: &Record) -> Option<String> {
     let by_site = record.by_site.is_some() && record.state == RecordState::Ready;
     let of_site = "from its site; steps that could meet MPS in their own way run without it: see the node's log";
-    record
-        .reason
-        .clone()
-        .or_else(|| by_site.then(|| of_site.to_owned()))
+    let reason = record.reason.clone();
+    reason.or_else(|| by_site.then(|| of_site.to_owned()))
 }
 
 impl JobStatus {
-    /// By root's journal, before any daemon answered. Without a record, the start has not written
-    /// it yet, or the end is under way.
+    /// Without a record, the start has not written it yet, or the end is under way.
     pub fn of_journal(journal: &Journal, record: Option<&Record>) -> Self {
         Self {
             user: Some(journal.user.clone()),
@@ -253,8 +244,7 @@ impl JobStatus {
             else {
                 continue;
             };
-            // A client is on each GPU on which NVML counts memory for it; if there is none, its
-            // daemon's word counts.
+            // If NVML counts memory for a client on no GPU, its daemon's word counts.
             let is_here = |client: &&Client| {
                 memory(client.pid, &gpu.uuid).is_some()
                     || (client.gpu.as_ref() == Some(&gpu.uuid) && !is_counted(client.pid))
@@ -273,16 +263,12 @@ impl JobStatus {
             let mut clients: Vec<ClientStatus> =
                 answer.clients.iter().filter(is_here).map(status).collect();
             clients.sort_by_key(|client| (client.rank, client.pid));
-            let whole = self.job.whole();
-            let is_jobs = |client: &&ClientStatus| {
-                !self.shared || client.job.as_deref() == Some(whole.as_str())
-            };
-            let held = clients
+            let whole = Some(self.job.whole().as_str().to_owned());
+            let own = clients
                 .iter()
-                .filter(is_jobs)
-                .filter_map(|client| client.memory);
-            let held = held.sum::<u64>() >> 20;
-            gpu.job_held_mib = gpu.job_limit_mib.map(|_| held);
+                .filter(|client| !self.shared || client.job == whole);
+            let held: u64 = own.filter_map(|client| client.memory).sum();
+            gpu.job_held_mib = gpu.job_limit_mib.map(|_| held >> 20);
             gpu.clients = Some(clients);
         }
         let is_known = self.gpus.iter().all(|gpu| gpu.clients.is_some());
@@ -334,10 +320,9 @@ pub(super) mod tests {
     pub fn status() -> JobStatus {
         let mut record = record(&[0, 1]);
         record.reason = Some("a reason".to_owned());
-        record
-            .gpus
-            .iter_mut()
-            .for_each(|own| own.uuid = gpu(own.index));
+        for own in &mut record.gpus {
+            own.uuid = gpu(own.index);
+        }
         record.daemons = vec![Daemon {
             gpus: vec![gpu(0), gpu(1)],
             pipe: "/p".into(),
@@ -379,22 +364,16 @@ pub(super) mod tests {
             command: command.to_owned(),
             job: None,
         };
-        let lists = (0..)
-            .map(gpu)
-            .zip(nvml)
-            .filter(|(_, list)| !list.is_empty());
-        status.add_answers(&[Ok(answer)], &lists.collect(), &[task]);
+        let lists = (0..).map(gpu).zip(nvml);
+        let lists = lists.filter(|(_, list)| !list.is_empty()).collect();
+        status.add_answers(&[Ok(answer)], &lists, &[task]);
         status
     }
 
     fn pids(status: &JobStatus) -> [Vec<i32>; 2] {
         [0, 1].map(|n: usize| {
-            status.gpus[n]
-                .clients
-                .iter()
-                .flatten()
-                .map(|client| client.pid)
-                .collect()
+            let clients = status.gpus[n].clients.iter().flatten();
+            clients.map(|client| client.pid).collect()
         })
     }
 
@@ -409,18 +388,11 @@ pub(super) mod tests {
         let json = serde_json::to_value(&found).unwrap();
         let client = serde_json::json!({"pid": 100, "rank": 3, "command": "./app", "memory_mib": 512, "server": 50});
         assert_eq!(json["gpus"][1]["clients"][0], client);
-        let found = answered(
-            answer(&[(100, Some(1)), (101, None)]),
-            [vec![], vec![]],
-            "./app",
-        );
+        let by_daemon = answer(&[(100, Some(1)), (101, None)]);
+        let found = answered(by_daemon, [vec![], vec![]], "./app");
         assert_eq!(pids(&found), [vec![], vec![100]]);
-        // Another job's client, and the server itself.
-        let nvml = [
-            vec![process(900, 100, true), process(50, 66, false)],
-            vec![],
-        ];
-        let found = answered(answer(&[]), nvml, "./app");
+        let (of_other, server) = (process(900, 100, true), process(50, 66, false));
+        let found = answered(answer(&[]), [vec![of_other, server], vec![]], "./app");
         assert_eq!(found.without_client, Some(vec![gpu(0), gpu(1)]));
     }
 
@@ -430,11 +402,8 @@ pub(super) mod tests {
         record.rank_threads = vec!["25".parse().unwrap()];
         record.rank_memory = vec![vec![(gpu(0), 4096)]];
         let json = serde_json::to_value(JobStatus::of_record(&record)).unwrap();
-        let expected = serde_json::json!([["25"], [[[gpu(0), 4096]]]]);
-        assert_eq!(
-            serde_json::json!([json["rank_threads"], json["rank_memory"]]),
-            expected
-        );
+        assert_eq!(json["rank_threads"], serde_json::json!(["25"]));
+        assert_eq!(json["rank_memory"], serde_json::json!([[[gpu(0), 4096]]]));
     }
 
     #[test]
@@ -482,10 +451,8 @@ pub(super) mod tests {
             said: Some("\u{202e}25".to_owned()),
             holds: true,
         });
-        let text = format!(
-            "{:?}",
-            answered(hostile, [vec![], vec![]], "a\u{1b}]0;x\u{7}b")
-        );
+        let found = answered(hostile, [vec![], vec![]], "a\u{1b}]0;x\u{7}b");
+        let text = format!("{found:?}");
         let hidden = ["\\u{1b}", "\\u{7}", "\\u{202e}", "\\r", "\\n"];
         assert!(hidden.iter().all(|hidden| !text.contains(hidden)), "{text}");
     }
