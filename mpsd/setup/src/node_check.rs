@@ -17,7 +17,6 @@ use std::time::Duration;
 /// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
 const SERVER: &str = "nvidia-cuda-mps-server";
 const MOST_OF_DRIVER: usize = 4096;
-const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
 const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 /// sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
@@ -93,8 +92,7 @@ pub fn offered_without_gpu() -> CheckLine {
     ))
 }
 
-/// FAIL for a proved fault only. Users' processes can cause the other failures, and must not drain
-/// the node.
+/// Users' processes can cause the other failures, and must not drain the node.
 pub fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
         Failure::Fault(_) => Fail(wrong()),
@@ -122,18 +120,13 @@ fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
             "NVIDIA's MPS: {error}: {means}; install the driver's MPS programs{remedy}"
         )),
     };
+    let drains = "the first job that asks for MPS takes the node out of service";
+    let named = ", or name this one with control in mpsd.toml";
+    // A server that does not start is no proof against the node.
+    let not_ready = "no job's MPS becomes ready here";
     vec![
-        one(
-            control,
-            DRAINS,
-            ", or name this one with control in mpsd.toml",
-        ),
-        // A server that does not start is no proof against the node.
-        one(
-            &server,
-            "no job's MPS becomes ready here",
-            " beside the control daemon",
-        ),
+        one(control, drains, named),
+        one(&server, not_ready, " beside the control daemon"),
     ]
 }
 
@@ -144,24 +137,21 @@ fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
         )];
     }
     let ask = |verb: &str, unit: &str| systemctl(host, &[verb, unit]);
-    let one = |(unit, without): (&str, &str)| match (
-        ask("is-active", unit),
-        ask("is-enabled", unit),
-    ) {
-        (Err(why), _) | (_, Err(why)) => {
-            Warn(format!("{unit}: systemd does not say how it stands: {why}"))
+    // No FAIL: jobs with MPS run without it.
+    let one = |(unit, without): (&str, &str)| {
+        let state = ask("is-active", unit).and_then(|state| Ok((state, ask("is-enabled", unit)?)));
+        match state {
+            Err(why) => Warn(format!("{unit}: systemd does not say how it stands: {why}")),
+            Ok((active, _)) if active != "active" => Warn(format!(
+                "{unit} is {active}: {without}; systemctl enable --now {unit}"
+            )),
+            Ok((_, enabled)) if enabled != "enabled" => Warn(format!(
+                "{unit} is active and will not be after the next boot ({enabled}); systemctl enable {unit}"
+            )),
+            Ok(_) => Pass(format!("{unit} is active")),
         }
-        // Not a FAIL: jobs with MPS run without it.
-        (Ok(active), _) if active != "active" => Warn(format!(
-            "{unit} is {active}: {without}; systemctl enable --now {unit}"
-        )),
-        (Ok(_), Ok(enabled)) if enabled != "enabled" => Warn(format!(
-            "{unit} is active and will not be after the next boot ({enabled}); systemctl enable {unit}"
-        )),
-        _ => Pass(format!("{unit} is active")),
     };
-    // Not a FAIL: a user's process that cannot be ended makes a run fail, and must not drain the
-    // node.
+    // No FAIL either: a user's process that cannot be ended makes a run fail.
     let failed = |(unit, without): (&str, &str)| {
         let text =
             format!("{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why");
@@ -176,7 +166,6 @@ fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
     let usual = Settings::usual().paths;
     let pairs = [(paths.run(), usual.run()), (paths.state(), usual.state())];
     let chosen = pairs.into_iter().filter(|(path, usual)| path != usual);
-    let chosen: Vec<&Path> = chosen.map(|(path, _)| path).collect();
     let one = |(path, unit): (&Path, &str)| {
         let shown = systemctl(host, &["show", "--property=ReadWritePaths", unit]).ok()?;
         let (_, writable) = shown.split_once('=')?;
@@ -189,36 +178,26 @@ fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
             ))
         })
     };
-    let pairs = chosen
-        .iter()
-        .flat_map(|path| SANDBOXED.map(|unit| (*path, unit)));
+    let pairs = chosen.flat_map(|(path, _)| SANDBOXED.map(|unit| (path, unit)));
     pairs.filter_map(one).collect()
 }
 
 fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String> {
-    let answer = host
-        .run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE)
-        .map_err(Error::msg)?;
-    Ok(answer.text.trim().to_owned())
+    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE);
+    Ok(answer.map_err(Error::msg)?.text.trim().to_owned())
 }
 
 /// Where an active metrics timer writes:
 /// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
 pub fn textfile(host: &dyn Host) -> Option<PathBuf> {
     let active = systemctl(host, &["is-active", "mpsd-metrics.timer"]).ok()?;
-    let shown = systemctl(
-        host,
-        &["show", "--property=ExecStart", "mpsd-metrics.service"],
-    )
-    .ok()?;
+    let question = ["show", "--property=ExecStart", "mpsd-metrics.service"];
+    let shown = systemctl(host, &question).ok()?;
     let (_, behind) = shown
         .rsplit_once("--textfile")
         .filter(|_| active == "active")?;
-    let directory = behind
-        .trim_start_matches(['=', ' '])
-        .split_whitespace()
-        .next()?;
-    Some(directory.into())
+    let mut words = behind.trim_start_matches('=').split_whitespace();
+    Some(words.next()?.into())
 }
 
 #[cfg(test)]
@@ -246,17 +225,15 @@ mod tests {
             ("active disabled active inactive", &["WARN", "OK"]),
             ("active enabled active failed", &["OK", "OK", "WARN"]),
         ] {
-            let [service, enabled, timer, last_run] = states.split(' ').collect::<Vec<_>>()[..]
-            else {
-                panic!("{states}");
-            };
-            let host = systemd(&[
-                ("is-active mpsd.service", service),
-                ("is-enabled mpsd.service", enabled),
-                ("is-active mpsd-reconcile.timer", timer),
-                ("is-enabled mpsd-reconcile.timer", "enabled"),
-                ("is-failed mpsd-reconcile.service", last_run),
-            ]);
+            let questions = [
+                "is-active mpsd.service",
+                "is-enabled mpsd.service",
+                "is-active mpsd-reconcile.timer",
+                "is-failed mpsd-reconcile.service",
+            ];
+            let answers = questions.into_iter().zip(states.split(' '));
+            let enabled = [("is-enabled mpsd-reconcile.timer", "enabled")];
+            let host = systemd(&answers.chain(enabled).collect::<Vec<_>>());
             assert_eq!(first_words(&host, true), expected);
         }
         assert_eq!(first_words(&TextHost::default(), true), ["WARN", "WARN"]);

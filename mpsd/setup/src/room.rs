@@ -9,25 +9,17 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use std::fs;
 use std::path::Path;
 
-const RUN_THEN: &str = "no job's MPS starts here";
-const STATE_THEN: &str = "drains and reports are lost";
-const MOST_MOUNTS: &str = "/proc/sys/fs/mount-max";
 /// Our own namespace has what a job's mounts are added to.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Mounts that should be free: two for each daemon of a job, on a node with 16 GPUs that several
-/// jobs may use.
+/// Two for each daemon of a job, on a node with 16 GPUs that several jobs may use.
 const FREE_MOUNTS: usize = 256;
 
-/// The lines of both directories and of the mount table.
 pub fn room(paths: &Paths) -> Vec<CheckLine> {
-    let both = [
-        ("run_dir", paths.run(), RUN_THEN),
-        ("state_dir", paths.state(), STATE_THEN),
+    let mut all = vec![
+        directory("run_dir", paths.run(), "no job's MPS starts here"),
+        directory("state_dir", paths.state(), "drains and reports are lost"),
     ];
-    let mut all = both
-        .map(|(key, path, then)| directory(key, path, then))
-        .to_vec();
-    let most = fs::read_to_string(MOST_MOUNTS).ok();
+    let most = fs::read_to_string("/proc/sys/fs/mount-max").ok();
     let most = most.and_then(|text| text.trim().parse().ok());
     let used = fs::read_to_string(MOUNTS).map(|text| text.lines().count());
     all.extend(most.zip(used.ok()).map(|(most, used)| mounts(used, most)));
@@ -44,9 +36,10 @@ fn directory(key: &str, path: &Path, then: &str) -> CheckLine {
             Some("its file system is read-only".to_owned())
         }
         Ok(_) if !there.is_dir() => Some(format!("'{}' is no directory", there.display())),
-        Ok(_) if geteuid().is_root() => access(there, AccessFlags::W_OK)
-            .err()
-            .map(|e| e.desc().to_owned()),
+        Ok(_) if geteuid().is_root() => {
+            let error = access(there, AccessFlags::W_OK).err()?;
+            Some(error.desc().to_owned())
+        }
         Ok(_) => None,
         Err(error) => Some(error.desc().to_owned()),
     };
@@ -74,17 +67,14 @@ mod tests {
 
     #[test]
     fn a_directory_that_cannot_be_written_is_wrong_and_says_why() {
-        let line = |path: &str| directory("run_dir", Path::new(path), RUN_THEN).to_string();
+        let line = |path: &str| directory("run_dir", Path::new(path), "then").to_string();
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         assert!(line(&path("a/b/c")).starts_with("OK"), "not there yet");
         std::fs::write(path("file"), "").unwrap();
         let found = line(&path("file/run"));
-        let words = "is no directory: no job's MPS starts here";
-        assert!(
-            found.starts_with("FAIL") && found.contains(words),
-            "{found}"
-        );
+        let is_told = found.starts_with("FAIL") && found.ends_with("is no directory: then");
+        assert!(is_told, "{found}");
     }
 
     #[test]

@@ -15,15 +15,13 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-/// The first word of a line that says what does not work.
 const FAIL: &str = "FAIL";
 const POLL: Duration = Duration::from_millis(500);
 
 pub struct AdminVerbs {
     pub command: fn() -> clap::Command,
     pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
-    /// The scheduler's own lines of the check of its node of this name; `None`: the scheduler is not
-    /// on this host.
+    /// The scheduler's own lines for its node of this name; `None`: it is not on this host.
     pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
     /// Whether the files that it checks are the node's own, as a mom's, and not the cluster's.
     pub has_own_files: bool,
@@ -44,7 +42,6 @@ pub struct SetupContext<'a> {
 }
 
 impl SetupContext<'_> {
-    /// The option by which our programs find the configuration.
     pub fn config_option(&self) -> Vec<String> {
         let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
         self.config.map(option).unwrap_or_default()
@@ -73,13 +70,11 @@ pub fn make_directory(directory: &Path, mode: u32) -> Result<()> {
     made.with_context(|| format!("cannot make '{}'", directory.display()))
 }
 
-/// What a verb did, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerbReport {
     pub lines: Vec<String>,
     /// Something is wrong, or left to do by hand.
     pub incomplete: bool,
-    /// A file was written or removed.
     pub changed: bool,
 }
 
@@ -113,15 +108,12 @@ impl VerbReport {
         Ok(())
     }
 
-    /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no
-    /// status.
+    /// In the form of 'mpsctl doctor --json'; a line that is no line of a check has no status.
     pub fn json(&self) -> serde_json::Value {
         let finding = |line: &String| {
-            let split = line.split_once(' ');
-            let (status, text) = match split.filter(|(word, _)| ["OK", "WARN", FAIL].contains(word))
-            {
-                Some((word, rest)) => (Some(word), rest.trim_start()),
-                None => (None, line.as_str()),
+            let (status, text) = match line.split_once(' ') {
+                Some((word @ ("OK" | "WARN" | FAIL), rest)) => (Some(word), rest.trim_start()),
+                _ => (None, line.as_str()),
             };
             serde_json::json!({"status": status, "text": text})
         };
@@ -149,7 +141,6 @@ impl From<Vec<CheckLine>> for VerbReport {
     }
 }
 
-/// Why a command of `mpsctl` did not do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbError {
     pub line: String,
@@ -183,8 +174,7 @@ pub enum CheckLine {
     /// It could be better, or a user may have caused it, or it could not be checked.
     #[display("WARN  {_0}")]
     Warn(String),
-    /// Root has proved it, and no user can cause it: what does not work, or not safely, and what to
-    /// do.
+    /// Root has proved it, and no user can cause it.
     #[display("FAIL  {_0}")]
     Fail(String),
 }
@@ -218,12 +208,11 @@ impl CheckLine {
         if host.executable(path) {
             return Self::Pass(format!("'{shown}' is a program of root's"));
         }
-        let mode = || fs::metadata(path).map_or(0, |about| about.mode() & 0o7777);
         Self::Fail(match open_trusted(path) {
-            Ok(_) => format!(
-                "'{shown}' is not executable (mode {:04o}): chmod 0755",
-                mode()
-            ),
+            Ok(_) => {
+                let mode = fs::metadata(path).map_or(0, |about| about.mode() & 0o7777);
+                format!("'{shown}' is not executable (mode {mode:04o}): chmod 0755")
+            }
             Err(error) if error.is_absent() => {
                 format!("'{shown}' is not there: install its package again")
             }
@@ -232,7 +221,7 @@ impl CheckLine {
     }
 }
 
-/// What a verb does about running jobs with MPS before it removes the files that their end needs.
+/// The end of running jobs with MPS needs the files that a verb removes.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct RunningJobs {
     /// Wait so long for the jobs with MPS that run on this node
@@ -278,8 +267,9 @@ fn jobs_here(directory: &Path) -> Result<Vec<String>> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.with_context(|| format!("cannot read '{}'", directory.display()))?,
     };
-    let entries = entries.flatten();
-    let begun = entries.filter(|entry| entry.path().join("journal").exists());
+    let begun = entries
+        .flatten()
+        .filter(|entry| entry.path().join("journal").exists());
     let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut jobs: Vec<String> = names.collect();
     jobs.sort();

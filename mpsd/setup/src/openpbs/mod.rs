@@ -29,16 +29,14 @@ pub static VERBS: ProductVerbs = ProductVerbs {
 const NAME: &str = "mpsd";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
-/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind
-/// itself. Seconds.
+/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up. Seconds.
 const ALARM_MARGIN_S: u64 = 10;
 /// After pbs_cgroups (100): its file names the job's GPUs.
 const ORDER: u32 = 110;
-/// How long a deleted hook may keep its name, and how often we look. Moms that are up remove theirs
-/// within seconds.
+/// How long a deleted hook may keep its name. Moms that are up remove theirs within seconds.
 const PENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(1);
-/// How long a new hook may take to its moms (seen: 4 s), and how often we look.
+/// How long a new hook may take to its moms (seen: 4 s).
 const ARRIVES: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(200);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
@@ -69,7 +67,8 @@ fn place_hook(
     let placed = ctx.host.text(&file, MOST_CONF).map_err(Error::msg)?;
     let placed = placed.unwrap_or_default();
     let shares = options.shares.unwrap_or_else(|| shares_of(&placed));
-    let queuejob = options.queuejob.unwrap_or_else(|| moves(&placed));
+    let moves = || placed.lines().any(|line| line == MOVES);
+    let queuejob = options.queuejob.unwrap_or_else(moves);
     let body = render(ctx, shares, queuejob);
     make_directory(ctx.settings.paths.state(), 0o711)?;
     report.write(&file, body.as_bytes(), 0o644, "")?;
@@ -90,16 +89,12 @@ fn place_hook(
     ];
     let export = format!("export hook {NAME} application/x-python default");
     let before = shown();
-    let mut commands = Vec::new();
-    if before.is_err() {
-        commands.push(format!("create hook {NAME}"));
-    }
+    let create = before.is_err().then(|| format!("create hook {NAME}"));
     let file = file.display();
-    commands.push(format!(
-        "import hook {NAME} application/x-python default {file}"
-    ));
+    let import = format!("import hook {NAME} application/x-python default {file}");
     let set = |(name, value): &(_, String)| format!("set hook {NAME} {name} = {value}");
-    commands.extend(attributes.iter().map(set));
+    let commands = create.into_iter().chain([import]);
+    let commands: Vec<String> = commands.chain(attributes.iter().map(set)).collect();
     if before.is_ok_and(|shown| has(&shown, &attributes))
         && ask(&export).is_ok_and(|text| text.trim_end() == body.trim_end())
     {
@@ -144,13 +139,8 @@ fn await_mom(pbs: &Installation, body: &str, ctx: &SetupContext<'_>, report: &mu
     }
     let has_it = || {
         let hook = MomsHook::read(pbs, NAME, ctx).ok().flatten();
-        let text = ctx
-            .host
-            .text(&moms_copy(pbs, NAME, "PY"), MOST_CONF)
-            .ok()
-            .flatten();
         hook.is_some_and(|hook| hook.enabled && hook.alarm_s == alarm_s(ctx))
-            && text.is_some_and(|text| text.trim_end() == body.trim_end())
+            && moms_text(pbs, ctx).trim_end() == body.trim_end()
     };
     let end = Deadline::after(ARRIVES);
     while !has_it() {
@@ -163,6 +153,12 @@ fn await_mom(pbs: &Installation, body: &str, ctx: &SetupContext<'_>, report: &mu
         }
     }
     report.did("the mom here has it");
+}
+
+/// The mom's copy of our hook; empty if it has none.
+fn moms_text(pbs: &Installation, ctx: &SetupContext<'_>) -> String {
+    let text = ctx.host.text(&moms_copy(pbs, NAME, "PY"), MOST_CONF);
+    text.ok().flatten().unwrap_or_default()
 }
 
 /// A mom removes its lock when it ends.
@@ -196,11 +192,8 @@ fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>, report: &mut VerbReport
 /// How long the hook waits for one of our programs: at least as long as one with a broken
 /// configuration takes. Seconds.
 fn limit_s(ctx: &SetupContext<'_>) -> u64 {
-    ctx.settings
-        .deadline
-        .max(Settings::usual().deadline)
-        .as_secs()
-        + GRACE_S
+    let deadline = ctx.settings.deadline.max(Settings::usual().deadline);
+    deadline.as_secs() + GRACE_S
 }
 
 fn alarm_s(ctx: &SetupContext<'_>) -> u64 {
@@ -218,33 +211,25 @@ fn shares_of(body: &str) -> u32 {
     number.unwrap_or(0)
 }
 
-/// Whether the text of a hook moves our words out of the account.
-fn moves(body: &str) -> bool {
-    body.lines().any(|line| line == MOVES)
-}
-
 fn render(ctx: &SetupContext<'_>, shares: u32, queuejob: bool) -> String {
-    let look_again = ctx.settings.paths.look_again();
+    let paths = &ctx.settings.paths;
+    let shown = |path: &Path| json!(path.display().to_string());
     let values = [
-        ("PROGRAMS", json!(ctx.programs.display().to_string())),
+        ("PROGRAMS", shown(ctx.programs)),
         ("OPTIONS", json!(ctx.config_option())),
         ("LIMIT_S", json!(limit_s(ctx))),
         ("AUTO_QUEUES", json!(ctx.settings.pbs.auto_queues)),
-        (
-            "JOBS",
-            json!(ctx.settings.paths.jobs().display().to_string()),
-        ),
-        ("LOOK_AGAIN", json!(look_again.display().to_string())),
+        ("JOBS", shown(&paths.jobs())),
+        ("LOOK_AGAIN", shown(&paths.look_again())),
         ("SHARES", json!(shares)),
         ("MOVES", json!(u8::from(queuejob))),
     ];
     let filled = |line: &str| {
-        let value = values
-            .iter()
-            .find(|(key, _)| line.split(' ').next() == Some(key));
-        value.map_or(format!("{line}\n"), |(key, value)| {
-            format!("{key} = {value}\n")
-        })
+        let mut values = values.iter();
+        match values.find(|(key, _)| line.split(' ').next() == Some(key)) {
+            Some((key, value)) => format!("{key} = {value}\n"),
+            None => format!("{line}\n"),
+        }
     };
     HOOK.lines().map(filled).collect()
 }
@@ -254,8 +239,8 @@ fn has(shown: &str, attributes: &[(&str, String)]) -> bool {
         let words = list.trim_matches('"').split(',');
         words.map(|word| word.trim().to_lowercase()).collect()
     };
-    let mut attributes = attributes.iter();
     attributes
+        .iter()
         .all(|(name, value)| attribute(shown, name).is_some_and(|own| set(&own) == set(value)))
 }
 
@@ -277,7 +262,7 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     match MomsHook::read(pbs, NAME, ctx) {
         Ok(Some(hook)) => {
             all.extend(check_ours(&hook, pbs, ctx));
-            match moms_shares(pbs, ctx) {
+            match shares_of(&moms_text(pbs, ctx)) {
                 0 => all.push(check_gpus(pbs, ctx)),
                 each => {
                     let lines = shares::check(pbs, each, ctx);
@@ -296,12 +281,6 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
     }
 }
 
-/// The shares of each GPU by the mom's copy of the hook.
-fn moms_shares(pbs: &Installation, ctx: &SetupContext<'_>) -> u32 {
-    let text = ctx.host.text(&moms_copy(pbs, NAME, "PY"), MOST_CONF);
-    shares_of(&text.ok().flatten().unwrap_or_default())
-}
-
 fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (needed, seconds) = (alarm_s(ctx), hook.alarm_s);
     let set = format!("qmgr -c 'set hook {NAME}");
@@ -316,21 +295,17 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
         )),
         false => Pass(format!("hook '{NAME}' is enabled")),
     }];
-    let copy = moms_copy(pbs, NAME, "PY");
-    let text = |file: &Path| ctx.host.text(file, MOST_CONF).ok().flatten();
-    let queues = |body: &str| {
-        body.lines()
-            .find(|line| line.starts_with(QUEUES))
-            .map(str::to_owned)
-    };
-    if queues(&text(&copy).unwrap_or_default()) != queues(&render(ctx, 0, false)) {
+    let (body, wanted) = (moms_text(pbs, ctx), render(ctx, 0, false));
+    let [its, ours] =
+        [&body, &wanted].map(|text| text.lines().find(|line| line.starts_with(QUEUES)));
+    if its != ours {
         all.push(Warn(
             "the hook asks for the jobs of other queues than auto_queues of mpsd.toml here: 'mpsctl pbs install' again, on the \
              server's host, with the same auto_queues"
                 .to_owned(),
         ));
     }
-    let (body, placed) = (text(&copy).unwrap_or_default(), text(&hook_file(ctx)));
+    let placed = ctx.host.text(&hook_file(ctx), MOST_CONF).ok().flatten();
     let is_older =
         |placed: String| is_this_version(&placed) && placed.trim_end() != body.trim_end();
     let older = match placed.is_some_and(is_older) {
@@ -340,9 +315,10 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
             "this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are upgraded; its moms have it within seconds"
         }
     };
-    let shown = copy.display();
+    let copy = moms_copy(pbs, NAME, "PY");
+    let copy = copy.display();
     all.push(Warn(format!(
-        "'{shown}' is another version's hook than {older}"
+        "'{copy}' is another version's hook than {older}"
     )));
     all
 }
@@ -388,10 +364,8 @@ mod tests {
     fn the_hook_is_filled_in_and_nothing_else_changes() {
         let context = crate::testing::context("/opt/m/bin", Some("/etc/a \"b\".toml"));
         let text = render(&context, 16, true);
-        let changed: Vec<&str> = text
-            .lines()
-            .filter(|line| !HOOK.lines().any(|other| other == *line))
-            .collect();
+        let is_new = |line: &&str| !HOOK.lines().any(|other| other == *line);
+        let changed: Vec<&str> = text.lines().filter(is_new).collect();
         let expected = [
             "AUTO_QUEUES = []",
             "JOBS = \"/run/mpsd/jobs\"",

@@ -32,11 +32,10 @@ impl MomsHook {
             let mut lines = text.lines();
             lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
         };
+        let alarm_s = value("alarm").and_then(|value| value.parse().ok());
         Ok(Some(Self {
             enabled: value("enabled").is_none_or(|value| value.eq_ignore_ascii_case("true")),
-            alarm_s: value("alarm")
-                .and_then(|value| value.parse().ok())
-                .unwrap_or(30),
+            alarm_s: alarm_s.unwrap_or(30),
         }))
     }
 }

@@ -18,6 +18,7 @@ const RESOURCES: [(&str, &str); 2] = [
     ("mps_gpu", "type=string_array,flag=h"),
 ];
 const NGPUS: &str = "resources_available.ngpus";
+const GPU: &str = "resources_available.mps_gpu";
 const ASK: Duration = Duration::from_secs(10);
 const REREAD: &str =
     "the mom of each node with GPUs takes it at its next start, or by SIGHUP; jobs continue";
@@ -28,8 +29,8 @@ fn file(ctx: &SetupContext<'_>) -> PathBuf {
 
 /// The server's nodes, a line of qmgr for each of their attributes.
 fn nodes(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<String> {
-    pbs.qmgr("print node @default", ctx.host)
-        .map_err(Error::msg)
+    let nodes = pbs.qmgr("print node @default", ctx.host);
+    nodes.map_err(Error::msg)
 }
 
 fn is_there(pbs: &Installation, resource: &str, ctx: &SetupContext<'_>) -> bool {
@@ -105,20 +106,19 @@ pub fn uninstall(
         return Ok(());
     };
     let nodes = nodes(pbs, ctx)?;
-    let names = nodes
+    let created = nodes
         .lines()
         .filter_map(|line| line.strip_prefix("create node "));
-    let names = names.filter_map(|line| line.split(' ').next());
+    let names = created.filter_map(|line| line.split(' ').next());
     let (vnodes, others): (Vec<&str>, Vec<&str>) = names.partition(|name| name.contains(VNODE));
     let mut commands: Vec<String> = Vec::new();
     commands.extend(vnodes.iter().map(|name| format!("delete node {name}")));
-    let has = |name: &str, key| nodes.contains(&format!("set node {name} {key} = "));
-    for name in others
-        .into_iter()
-        .filter(|name| has(name, "resources_available.mps_gpu"))
-    {
-        commands.push(format!("unset node {name} resources_available.mps_gpu"));
-        commands.push(format!("unset node {name} {NGPUS}"));
+    for name in others {
+        let gpu = format!("{name} {GPU}");
+        if nodes.contains(&format!("set node {gpu} = ")) {
+            commands.push(format!("unset node {gpu}"));
+            commands.push(format!("unset node {name} {NGPUS}"));
+        }
     }
     commands.extend(own.lines().map(str::to_owned));
     // An earlier try may have deleted one of them.
@@ -126,15 +126,11 @@ pub fn uninstall(
         .iter()
         .filter(|(name, _)| is_there(pbs, name, ctx));
     commands.extend(there.map(|(name, _)| format!("delete resource {name}")));
-    let failed: Vec<String> = commands
-        .iter()
-        .filter_map(|line| {
-            Some(format!(
-                "\n    qmgr -c '{line}' ({})",
-                pbs.qmgr(line, ctx.host).err()?
-            ))
-        })
-        .collect();
+    let failed = commands.iter().filter_map(|line| {
+        let why = pbs.qmgr(line, ctx.host).err()?;
+        Some(format!("\n    qmgr -c '{line}' ({why})"))
+    });
+    let failed: String = failed.collect();
     if failed.is_empty() {
         report.did(format!(
             "deleted {} vnodes, and gave their hosts' ngpus back: restart the moms, which remember the vnodes until then",
@@ -143,8 +139,7 @@ pub fn uninstall(
         return report.remove(&path);
     }
     report.left(format!(
-        "not all of the GPUs' vnodes is taken back; 'mpsctl pbs uninstall' again once their jobs have ended and left the server's history, or a manager of PBS runs:{}",
-        failed.concat()
+        "not all of the GPUs' vnodes is taken back; 'mpsctl pbs uninstall' again once their jobs have ended and left the server's history, or a manager of PBS runs:{failed}"
     ));
     Ok(())
 }
@@ -176,27 +171,30 @@ pub fn check(
     let text = answer.and_then(|answer| answer.accepted("pbsnodes"));
     let text = text.map_err(|why| format!("the vnodes of this node are not known ({why})"))?;
     let vnodes: Vec<&str> = text.split("\n\n").collect();
-    let has = |vnode: &&&str| {
+    let has = |vnode: &&str| {
         attribute(vnode, "resources_available.mps_shares") == Some(each.to_string())
-            && attribute(vnode, "resources_available.mps_gpu").is_some()
+            && attribute(vnode, GPU).is_some()
+            && !attribute(vnode, "state").is_some_and(|state| state.contains("Stale"))
     };
-    let is_whole =
-        |vnode: &&str| !attribute(vnode, "state").is_some_and(|state| state.contains("Stale"));
+    let name = |vnode: &str| {
+        vnode
+            .trim_start()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
     let lacks = |uuid: &&String| {
-        let its = vnodes.iter().filter(|vnode| {
-            vnode
-                .trim_start()
-                .lines()
-                .next()
-                .is_some_and(|name| name.contains(uuid.as_str()))
-        });
-        !its.filter(has).any(&is_whole)
+        let mut its = vnodes
+            .iter()
+            .filter(|vnode| name(vnode).contains(uuid.as_str()));
+        !its.any(has)
     };
-    let is_twice = |vnode: &&str| {
+    let is_twice = |vnode: &&&str| {
         !vnode.contains(VNODE) && attribute(vnode, NGPUS).is_some_and(|count| count != "0")
     };
-    let twice = vnodes.iter().find(|vnode| is_twice(vnode)).map(|vnode| {
-        let name = vnode.trim_start().lines().next().unwrap_or_default();
+    let twice = vnodes.iter().find(is_twice).map(|vnode| {
+        let name = name(vnode);
         Fail(format!(
             "the server counts this node's GPUs twice: qmgr -c 'set node {name} {NGPUS} = 0'"
         ))
@@ -206,14 +204,17 @@ pub fn check(
         Some(uuid) => vec![Fail(format!(
             "the server has no vnode of GPU {uuid} with {each} mps_shares: send the mom a SIGHUP, or restart it"
         ))],
-        None => [Pass(format!(
-            "each of {} GPUs is a vnode with {each} mps_shares",
-            gpus.len()
-        ))]
-        .into_iter()
-        .chain(twice)
-        .chain(uncounted.map(|(line, _)| Fail(line)))
-        .collect(),
+        None => {
+            let count = gpus.len();
+            let vnodes = Pass(format!(
+                "each of {count} GPUs is a vnode with {each} mps_shares"
+            ));
+            let uncounted = uncounted.map(|(line, _)| Fail(line));
+            [Some(vnodes), twice, uncounted]
+                .into_iter()
+                .flatten()
+                .collect()
+        }
     })
 }
 

@@ -15,29 +15,21 @@ pub fn check(
     ctx: &SetupContext<'_>,
 ) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
-    let mut all = vec![Pass(format!(
-        "{scheduler} with its mom in '{}'",
-        mom.display()
-    ))];
+    let mom = mom.display();
+    let mut all = vec![Pass(format!("{scheduler} with its mom in '{mom}'"))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
     (verbs.check)(pbs, ctx, &mut all);
     all.push(operators(pbs, ctx));
     all.extend(old_note(pbs, node, ctx));
-    all.extend((!ctx.settings.pbs.auto_queues.is_empty()).then(left_out));
+    if !ctx.settings.pbs.auto_queues.is_empty() {
+        let text = "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or pbs_cgroups confines it to its own";
+        all.push(Pass(text.to_owned()));
+    }
     all
 }
 
-/// The jobs of `auto_queues` that the site gives no MPS, because their programs could notice it.
-fn left_out() -> CheckLine {
-    Pass(
-        "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or pbs_cgroups confines it to its own"
-            .to_owned(),
-    )
-}
-
-/// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is
-/// silent if it is not.
+/// Torque's pbsnodes is silent if root of this node may not drain.
 fn operators(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     let host = &ctx.host.name();
     let line = format!("qmgr -c 'set server operators += root@{host}'");
@@ -52,8 +44,7 @@ fn operators(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     }
 }
 
-/// Our note on a node in service is about a broken configuration. This check could read it, so the
-/// note is outdated.
+/// Our note on a node in service is about a broken configuration, which this check could read.
 fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
     let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
     let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;
@@ -67,15 +58,8 @@ fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<Ch
 }
 
 fn may_drain(server: &str, node: &str) -> bool {
-    let mut lines = server.lines();
-    let first = || {
-        Some(
-            lines
-                .find_map(|line| line.strip_prefix("Server "))?
-                .to_owned(),
-        )
-    };
-    let servers_host = attribute(server, "server_host").or_else(first);
+    let name = server.lines().find_map(|line| line.strip_prefix("Server "));
+    let servers_host = attribute(server, "server_host").or(name.map(str::to_owned));
     let matches = |host: &str| {
         let domain = host.strip_prefix("*.");
         host == "*" || same_node(host, node) || domain.is_some_and(|domain| node.ends_with(domain))

@@ -59,14 +59,12 @@ pub const VERBS: AdminVerbs = AdminVerbs {
     has_own_files: true,
     check: |_, ctx| {
         let here = installations(ctx).filter(Installation::is_here);
-        let checks: Vec<_> = here
-            .map(|pbs| check(&pbs, verbs(&pbs), &node(ctx), ctx))
-            .collect();
+        let checks = here.map(|pbs| check(&pbs, verbs(&pbs), &node(ctx), ctx));
+        let checks: Vec<_> = checks.collect();
         (!checks.is_empty()).then(|| checks.concat())
     },
 };
 
-/// What `mpsctl pbs` does in this installation.
 fn verbs(pbs: &Installation) -> &'static ProductVerbs {
     let its = |verbs: &&&ProductVerbs| verbs.product.scheduler == pbs.product.scheduler;
     PRODUCTS.iter().find(its).copied().unwrap_or(PRODUCTS[0])
@@ -121,23 +119,24 @@ fn installations(ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {
 
 fn find(option: &ProductOption, ctx: &SetupContext<'_>) -> Result<Installation> {
     let name = option.scheduler.as_deref();
-    let named = installations(ctx)
-        .filter(|pbs| name.is_none_or(|name| name == pbs.product.scheduler.name()));
+    let is_meant =
+        |pbs: &Installation| name.is_none_or(|name| name == pbs.product.scheduler.name());
+    let named = installations(ctx).filter(is_meant);
     let (mut here, elsewhere): (Vec<_>, Vec<_>) = named.partition(Installation::is_here);
     ensure!(
         here.len() < 2,
         "both Torque and OpenPBS are here; say which with --scheduler"
     );
     here.pop().with_context(|| {
-        let shown = |pbs: &Installation| format!("'{}'", pbs.mom_priv().display());
-        let homes = elsewhere.iter().map(shown);
+        let homes = elsewhere
+            .iter()
+            .map(|pbs| format!("'{}'", pbs.mom_priv().display()));
         let homes = homes.collect::<Vec<_>>().join(", no ");
         format!("no {homes}: no PBS mom on this node; set home under [pbs]")
     })
 }
 
-/// The answer to the queuejob hook, one line of JSON: `resource` (empty: not asked) and the
-/// `account` without our words.
+/// For the queuejob hook: `resource` (empty: not asked) and the `account` without our words.
 fn request(account: &OsStr, resource: &str, projects: &[String]) -> Result<String, Refusal> {
     let by_account = Request::from_account_of(account.as_bytes(), projects)?;
     let by_resource = match resource {
@@ -155,9 +154,8 @@ fn request(account: &OsStr, resource: &str, projects: &[String]) -> Result<Strin
     let tokens = text.split([',', ';', ' ', '\t', '\n']);
     let rest: Vec<&str> = tokens.filter(is_the_sites).collect();
     let words = request.as_ref().map(Request::in_resource_words);
-    let answer =
-        serde_json::json!({ "resource": words.unwrap_or_default(), "account": rest.join(",") });
-    Ok(answer.to_string())
+    let words = words.unwrap_or_default();
+    Ok(serde_json::json!({"resource": words, "account": rest.join(",")}).to_string())
 }
 
 #[cfg(test)]
@@ -170,13 +168,9 @@ mod tests {
             request(account.as_ref(), resource, &[]).unwrap_or_else(|refusal| refusal.to_string())
         };
         let all = "per-node+threads=25+mem=2G";
+        let mixed = "proj1,MPS=true,MPS_THREADS=25;MPS_MEM=2G lab";
         for (account, resource, own, moved) in [
-            (
-                "proj1,MPS=true,MPS_THREADS=25;MPS_MEM=2G lab",
-                "",
-                "proj1,lab",
-                all,
-            ),
+            (mixed, "", "proj1,lab", all),
             ("mps_physics", "", "mps_physics", ""),
             ("proj1", "on+mem=2G", "proj1", "per-node+mem=2G"),
         ] {

@@ -30,7 +30,6 @@ pub struct InstallOptions {
     pub shares: Option<u32>,
 }
 
-/// What `mpsctl pbs` does in one of the two.
 pub struct ProductVerbs {
     pub product: &'static Product,
     pub install:
@@ -39,7 +38,6 @@ pub struct ProductVerbs {
     pub check: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>),
 }
 
-/// This node's name in PBS.
 pub fn node(ctx: &SetupContext<'_>) -> String {
     let named = ctx.settings.pbs.node.clone();
     named.unwrap_or_else(|| ctx.host.name())

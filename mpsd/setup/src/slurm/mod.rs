@@ -21,7 +21,6 @@ use stack::{Delivery, PLUGIN, Stack, TAG, WORDS, is_foreign, is_ours, our_line, 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the package puts the plugin for each release.
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
 /// The mode of our files. A file that is right already is not written again: its time tells whether
 /// slurmd has begun since.
@@ -153,10 +152,8 @@ impl SlurmOptions {
 
     fn find(&self, ctx: &SetupContext<'_>) -> Result<(Installation, Conf)> {
         let mut location = Location::of(&ctx.settings);
-        let named = self
-            .slurm_conf
-            .as_ref()
-            .map(|path| path.display().to_string());
+        let named = self.slurm_conf.as_ref();
+        let named = named.map(|path| path.display().to_string());
         location.slurm_conf = named.or(location.slurm_conf);
         location.slurm_exec = self.exec.clone().or(location.slurm_exec);
         let slurm = Installation::find(&location, &self.node(ctx));
@@ -193,10 +190,8 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport>
         report.did(RESTART);
     } else if !report.incomplete {
         let home = stack.home();
-        report.did(format!(
-            "'{}' has our line for Slurm {release}",
-            home.display()
-        ));
+        let home = home.display();
+        report.did(format!("'{home}' has our line for Slurm {release}"));
     }
     Ok(report)
 }
@@ -208,11 +203,8 @@ fn add_line(
     release: Release,
     plugin: &Path,
 ) -> Result<()> {
-    let (snippet, second, shown) = (
-        stack.snippet(),
-        stack.second_snippet(),
-        stack.file.display(),
-    );
+    let (snippet, second) = (stack.snippet(), stack.second_snippet());
+    let shown = stack.file.display();
     let for_release = format!(" for Slurm {release}");
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
@@ -238,9 +230,8 @@ fn add_line(
         report.left(format!("add this line to '{shown}': {}", stack.include()));
     }
     if stack.has_containers() && !is_foreign(&second) {
-        let line = tagged(&second_line(plugin));
         let about = " to look behind the containers' plugin";
-        report.write(&second, &line, MODE, about)?;
+        report.write(&second, &tagged(&second_line(plugin)), MODE, about)?;
     }
     Ok(())
 }
@@ -256,9 +247,8 @@ fn plugin(
 ) -> Result<(Release, PathBuf)> {
     let plugins = &options.slurm.plugins;
     let installed = || slurm.releases(ctx.host).first().copied();
-    let release = options.release.or_else(installed);
-    let release = release
-        .context("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let unknown = "no slurmd, sinfo or srun here says its version; name it with --release";
+    let release = options.release.or_else(installed).context(unknown)?;
     let file = plugins.join(release.to_string()).join(PLUGIN);
     let shown = file.display();
     if !file.exists() {
@@ -266,8 +256,11 @@ fn plugin(
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let mut have: Vec<_> = names.collect();
         have.sort();
-        let have = Some(have.join(", ")).filter(|have| !have.is_empty());
-        let have = have.as_deref().unwrap_or("none");
+        let have = if have.is_empty() {
+            "none".to_owned()
+        } else {
+            have.join(", ")
+        };
         bail!("no '{shown}': no plugin for Slurm {release}; there are: {have}");
     }
     let stamp = stamp_of(&file).map_err(Error::msg)?;
@@ -329,8 +322,8 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     }
     let (release, plugin) = plugin(options, &slurm, ctx)?;
     let about = format!(" to name the plugin for Slurm {release}");
-    let old =
-        fs::read_to_string(&home).with_context(|| format!("cannot read '{}'", home.display()))?;
+    let old = fs::read_to_string(&home);
+    let old = old.with_context(|| format!("cannot read '{}'", home.display()))?;
     let new = renamed(&old, &plugin);
     if second.exists() && !is_foreign(&second) {
         report.write(&second, &tagged(&second_line(&plugin)), MODE, &about)?;
@@ -349,8 +342,7 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     Ok(report)
 }
 
-/// The text with `plugin` in place of our old plugin. The words around it are the administrator's
-/// choice.
+/// The words around the plugin are the administrator's choice.
 fn renamed(text: &str, plugin: &Path) -> String {
     let line = |line: &str| {
         let old = line.split_whitespace().nth(1).filter(|_| is_ours(line));
@@ -388,15 +380,11 @@ fn disable(stack: &Stack) -> Result<VerbReport> {
         }
     }
     if snippet.exists() {
-        report.left(format!(
-            "'{}' is not ours: left as it is",
-            snippet.display()
-        ));
+        let snippet = snippet.display();
+        report.left(format!("'{snippet}' is not ours: left as it is"));
     } else if our_line(file).is_some() {
-        report.left(format!(
-            "remove the line for {PLUGIN} from '{}'",
-            file.display()
-        ));
+        let file = file.display();
+        report.left(format!("remove the line for {PLUGIN} from '{file}'"));
     } else if report.changed {
         report.did("restart slurmd on the nodes: it keeps the plugin until then");
     } else {

@@ -25,8 +25,7 @@ const LOOK: &str = "look=container";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
     Local,
-    /// The controller here sends it to the nodes, and nothing that it includes: our line stands in
-    /// it itself.
+    /// The controller sends it to the nodes, and nothing that it includes.
     Sent,
     /// It is a copy that a daemon rewrites.
     Fetched,
@@ -87,11 +86,12 @@ impl Stack {
         };
         let entries = pattern
             .parent()
-            .map(fs::read_dir)
+            .and_then(|directory| fs::read_dir(directory).ok());
+        let files = entries
             .into_iter()
             .flatten()
-            .flatten();
-        let files = entries.flatten().map(|entry| entry.path());
+            .flatten()
+            .map(|entry| entry.path());
         let mut files: Vec<PathBuf> = files.filter(|file| fits(&pattern, file)).collect();
         files.sort();
         let lines = |file: PathBuf| {
@@ -136,17 +136,12 @@ impl Stack {
     pub fn check_repeats(&self) -> Option<CheckLine> {
         let mut lines = self.lines();
         lines.retain(|(_, line)| is_first(line));
-        let times = lines.len();
-        let files = list(
-            lines
-                .iter()
-                .map(|(file, _)| format!("'{}'", file.display())),
-        );
-        (times > 1).then(|| {
-            Warn(format!(
-                "our line stands {times} times, in {files}; keep one"
-            ))
-        })
+        let files = lines
+            .iter()
+            .map(|(file, _)| format!("'{}'", file.display()));
+        let (times, files) = (lines.len(), list(files));
+        let text = format!("our line stands {times} times, in {files}; keep one");
+        (times > 1).then_some(Warn(text))
     }
 
     /// Whether the order of the lines keeps tasks from their MPS, or from reading that they have
@@ -187,11 +182,7 @@ fn read_lines(file: &Path) -> Vec<String> {
 
 fn names(line: &str, plugin: &str) -> bool {
     let mut words = line.split_whitespace();
-    let is_plugin = |file: &str| {
-        Path::new(file)
-            .file_name()
-            .is_some_and(|name| name == plugin)
-    };
+    let is_plugin = |file: &str| Path::new(file).file_name() == Some(plugin.as_ref());
     words.next().is_some_and(|word| WORDS.contains(&word)) && words.next().is_some_and(is_plugin)
 }
 
@@ -221,13 +212,10 @@ pub fn is_foreign(file: &Path) -> bool {
 
 /// Whether a pattern with at most one `*` in the last component fits `file`.
 fn fits(pattern: &Path, file: &Path) -> bool {
-    let name_of = |path: &Path| {
-        let name = path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    };
-    let (pattern_name, name) = (name_of(pattern), name_of(file));
-    let named = match pattern_name.split_once('*') {
-        None => pattern_name == name,
+    let [wanted, name] = [pattern, file].map(|path| path.file_name().unwrap_or_default());
+    let [wanted, name] = [wanted, name].map(|name| name.to_string_lossy());
+    let named = match wanted.split_once('*') {
+        None => wanted == name,
         Some((head, tail)) => name
             .strip_prefix(head)
             .is_some_and(|rest| rest.ends_with(tail)),

@@ -72,10 +72,8 @@ fn install(
             }
         }
         Starter::Foreign(at) => {
-            let (at, call) = (
-                at.display(),
-                command_line(&ctx.programs.join("mpsctl"), ctx),
-            );
+            let at = at.display();
+            let call = command_line(&ctx.programs.join("mpsctl"), ctx);
             report.left(format!(
                 "$job_starter '{at}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\""
             ));
@@ -91,9 +89,11 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<()>
     let (config, line) = (pbs.mom_config(), config_line(pbs));
     report.write(&starter_file(pbs), starter.as_bytes(), STARTER_MODE, "")?;
     let about = format!(" with our $job_starter; {REREAD}");
-    let read = mode(&config).and_then(|mode| Ok((mode, contents(&config)?)));
-    match read.and_then(|(mode, text)| report.write(&config, &with_line(text, &line), mode, &about))
-    {
+    let mut change = || {
+        let mode = mode(&config)?;
+        report.write(&config, &with_line(contents(&config)?, &line), mode, &about)
+    };
+    match change() {
         Ok(()) => tell_mom(starter::reread_command(pbs), report),
         Err(why) => {
             let shown = config.display();
@@ -126,16 +126,12 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
         line.trim() == ABOVE || names(&line, &starter)
     };
     let lines = text.split_inclusive(|byte| *byte == b'\n');
-    let kept = lines
-        .filter(|line| !is_ours(line))
-        .collect::<Vec<_>>()
-        .concat();
+    let kept: Vec<&[u8]> = lines.filter(|line| !is_ours(line)).collect();
+    let kept = kept.concat();
     if kept.len() == text.len() {
-        let is_ours = author(&starter) == Author::Ours;
-        return if is_ours {
-            report.remove(&starter)
-        } else {
-            Ok(())
+        return match author(&starter) {
+            Author::Ours => report.remove(&starter),
+            Author::Absent | Author::Site => Ok(()),
         };
     }
     let mode = mode(&config).with_context(|| format!("cannot change '{shown}'"))?;
@@ -150,16 +146,15 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
 
 fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     let starter = format!("the $job_starter of '{}'", pbs.mom_config().display());
-    match (
-        Starter::of(pbs, ctx.host),
-        starter::unattached(pbs, ctx.host),
-    ) {
-        (Starter::Privileged { ours: true }, _) => CheckLine::Fail(privileged(pbs)),
-        (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, ctx),
-        (_, None) => match own_way_with_shells(pbs, ctx.host) {
-            Some(line) => CheckLine::Warn(format!("{starter}: {}", lost(line))),
-            None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
-        },
+    if let Starter::Privileged { ours: true } = Starter::of(pbs, ctx.host) {
+        return CheckLine::Fail(privileged(pbs));
+    }
+    if let Some(Unattached { why, remedy, .. }) = starter::unattached(pbs, ctx.host) {
+        return unattached(&why, &remedy, ctx);
+    }
+    match own_way_with_shells(pbs, ctx.host) {
+        Some(line) => CheckLine::Warn(format!("{starter}: {}", lost(line))),
+        None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
     }
 }
 
@@ -223,10 +218,8 @@ mod tests {
     #[test]
     fn a_line_is_added_behind_what_stands_and_a_link_is_managed_elsewhere() {
         let text = with_line(b"$logevent 255".to_vec(), "$job_starter /x");
-        assert_eq!(
-            text,
-            format!("$logevent 255\n{ABOVE}\n$job_starter /x\n").into_bytes()
-        );
+        let expected = format!("$logevent 255\n{ABOVE}\n$job_starter /x\n");
+        assert_eq!(text, expected.into_bytes());
         let dir = tempfile::tempdir().unwrap();
         let (config, link) = (dir.path().join("config"), dir.path().join("link"));
         fs::write(&config, "").unwrap();

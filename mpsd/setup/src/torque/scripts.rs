@@ -59,8 +59,7 @@ fn scripts(pbs: &Installation) -> impl Iterator<Item = (&'static Script, PathBuf
     named.map(move |(script, name)| (script, mom.join(name)))
 }
 
-/// Each script with its path and author. All are judged before one is changed: a link may lead from
-/// one to another.
+/// All are judged before one is changed: a link may lead from one to another.
 fn judged(pbs: &Installation) -> Vec<(&'static Script, PathBuf, Author)> {
     let judge = |(script, path): (&'static Script, PathBuf)| {
         let author = author(&path);
