@@ -15,32 +15,25 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A wait is repeated after this.
 const LONGEST_TURN: Duration = Duration::from_secs(3600);
 
-/// A command to run.
 #[derive(Debug)]
 pub struct Task {
     /// The program, searched in the user's own `PATH`, and its arguments.
     pub words: Vec<OsString>,
     pub changes: Vec<Change>,
-    /// Where its standard output and error go.
     pub output: OwnedFd,
-    /// How long it may run before it is ended.
     pub limit: Option<Duration>,
 }
 
-/// How a command ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct End {
     /// Its exit code, unless a signal ended it, or it was not started.
     pub code: Option<u8>,
     pub signal: Option<i32>,
-    /// Why it was not started.
     pub not_started: Option<String>,
-    /// It took longer than its limit.
     pub late: bool,
-    /// When it started, seconds since 1970.
+    /// Seconds since 1970.
     pub began: f64,
     pub seconds: f64,
 }
@@ -50,7 +43,6 @@ impl End {
         self.code == Some(0) && !self.late
     }
 
-    /// `exit code 3`
     pub fn text(&self) -> String {
         match (&self.not_started, self.signal) {
             (Some(why), _) => why.clone(),
@@ -61,13 +53,12 @@ impl End {
     }
 }
 
-/// A command that runs.
 #[derive(Debug)]
 pub struct Running(Family);
 
 impl Running {
-    /// Starts `task`. Its keeper calls `done` at each end of the command, even if this process was
-    /// killed. The keeper has none of our descriptors but `kept`.
+    /// Its keeper calls `done` at each end of the command, even if this process was killed. The
+    /// keeper has none of our descriptors but `kept`.
     pub fn start(
         task: &Task,
         kept: &[BorrowedFd<'_>],

@@ -6,7 +6,6 @@ use mpsd_core::{GpuUuid, Inventory};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest wait for NVML.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -36,7 +35,6 @@ impl Gpus {
         })
     }
 
-    /// The processes on each GPU.
     pub fn processes(&mut self) -> Option<Vec<Vec<GpuProcess>>> {
         self.of_each(Question::Processes)
     }

@@ -40,7 +40,7 @@ enum Verb {
     Pack(pack::Pack),
 }
 
-/// The whole command line of `mpsctl`, with our verbs.
+/// Of `mpsctl`, with our verbs.
 pub fn command() -> clap::Command {
     let own = Verb::augment_subcommands(clap::Command::default());
     // The usage names the command that the user typed, not this program.
@@ -59,16 +59,16 @@ pub fn main() -> u8 {
         let config: PathBuf = matches.get_one("config").cloned().unwrap_or_default();
         Ok((config, Verb::from_arg_matches(&matches)?))
     });
-    let (config, verb) = match &parsed {
-        Ok((config, verb)) => (config, verb),
-        Err(error) => return usage(error),
+    let (config, verb) = match parsed {
+        Ok(both) => both,
+        Err(error) => return usage(&error),
     };
-    let (job, json) = match verb {
+    let (job, json) = match &verb {
         Verb::Sweep(verb) => (&verb.job, verb.json),
         Verb::Pack(verb) => (&verb.job, verb.json),
     };
-    let caller = Caller::this(config, job.as_deref());
-    let done = Setting::new().and_then(|setting| match verb {
+    let caller = Caller::this(&config, job.as_deref());
+    let done = Setting::new().and_then(|setting| match &verb {
         Verb::Sweep(verb) => verb.run(&caller, &setting),
         Verb::Pack(verb) => verb.run(&caller, &setting),
     });
@@ -83,16 +83,17 @@ pub fn main() -> u8 {
     })
 }
 
-/// Prints help, or why the command line cannot be read; returns the exit code.
 fn usage(error: &clap::Error) -> u8 {
     let _ = error.print();
     if !error.use_stderr() {
         return 0;
     }
     let verb = std::env::args_os().find(|word| word == "sweep" || word == "pack");
-    let code = match verb {
-        Some(verb) if verb == "pack" => pack::EXIT_NOTHING_RUN,
-        _ => EXIT_NODE,
+    let is_pack = verb.is_some_and(|verb| verb == "pack");
+    let code = if is_pack {
+        pack::EXIT_NOTHING_RUN
+    } else {
+        EXIT_NODE
     };
     mpsctl::say_usage_error(error, i32::from(code));
     code

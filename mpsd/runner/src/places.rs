@@ -15,10 +15,8 @@ use mpsd_core::{Failure, GpuUuid, Refusal};
 use std::path::PathBuf;
 
 /// The nodes of the step that started this process; `None`: no step of srun did. In a batch script
-/// the job's variables name several nodes too, but this is the only process.
-///
-/// # Errors
-/// A node of it has several tasks: each would do what `each` says.
+/// the job's variables name several nodes too, but this is the only process. Fails if a node has
+/// several tasks: each would do what `each` says.
 pub fn nodes_of_step(env: Lookup<'_>, verb: &str, each: &str) -> Result<Option<u64>, Refusal> {
     let number = |name: &str| env(name)?.trim().parse::<u64>().ok();
     let nodes = number("SLURM_STEP_NUM_NODES");
@@ -35,35 +33,24 @@ pub fn nodes_of_step(env: Lookup<'_>, verb: &str, each: &str) -> Result<Option<u
     Ok(Some(nodes))
 }
 
-/// The job, and what its commands need to know of it.
 #[derive(Debug)]
 pub struct Places {
     with_mps: Option<(Record, Task)>,
     /// The job's GPUs that this process sees: by UUID under MPS, else by the scheduler's names.
     pub gpus: Vec<String>,
-    /// A directory that only root can make, and never makes: a client that looks there finds no
-    /// MPS.
+    /// Only root can make it, and never does: a client that looks there finds no MPS.
     nowhere: PathBuf,
     /// Removes what another job's MPS left in the environment.
     inherited: Vec<Change>,
 }
 
 impl Places {
-    /// The job of `verb`.
     pub fn of(caller: &Caller<'_>, verb: &str) -> Result<Self, Failure> {
         let no_job = || Refusal::new(verb, NO_JOB, "a job with GPUs");
         let job = caller.job().ok_or_else(no_job)?;
-        let (settings, _) = caller.settings();
-        let jobs = settings.paths.jobs();
         let with_mps = caller.job_with_mps()?;
-        let mut places = Self {
-            with_mps,
-            gpus: Vec::new(),
-            nowhere: jobs.join("none"),
-            inherited: caller.stripped(&job),
-        };
-        places.gpus = match &places.with_mps {
-            Some((record, _)) => places.visible_gpus(record.gpus.len())?,
+        let gpus = match &with_mps {
+            Some(with_mps) => visible_gpus(with_mps)?,
             None => {
                 let list = (caller.env)(VISIBLE_DEVICES).unwrap_or_default();
                 let names = list.split(',').map(str::trim);
@@ -71,7 +58,12 @@ impl Places {
                 names.map(str::to_owned).collect()
             }
         };
-        Ok(places)
+        Ok(Self {
+            with_mps,
+            gpus,
+            nowhere: caller.settings().0.paths.jobs().join("none"),
+            inherited: caller.stripped(&job),
+        })
     }
 
     pub fn has_mps(&self) -> bool {
@@ -83,13 +75,12 @@ impl Places {
         self.with_mps.as_ref()?.0.clients
     }
 
-    /// Whether the job made its GPUs exclusive: then nothing runs on them without its MPS.
+    /// Nothing runs on exclusive GPUs without the job's MPS.
     pub fn is_exclusive(&self) -> bool {
         let with_mps = self.with_mps.as_ref();
         with_mps.is_some_and(|(record, _)| record.exclusive)
     }
 
-    /// The number of the job's GPUs that this process sees.
     pub fn count(&self) -> u32 {
         u32::try_from(self.gpus.len()).unwrap_or(1).max(1)
     }
@@ -99,8 +90,7 @@ impl Places {
         clients.div_ceil(self.count())
     }
 
-    /// Fails if the job's MPS limits its clients' share: a client can only lower that, and all
-    /// figures would be wrong.
+    /// If the job's MPS limits its clients' share, all figures would be wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
         let Some((record, _)) = &self.with_mps else {
             return Ok(());
@@ -114,20 +104,18 @@ impl Places {
         Err(Refusal::new(format!("job {}", record.job), why, allowed))
     }
 
-    /// What attaches a command on the GPU of this number to the job's MPS, with these limits. In a
-    /// job without MPS, what [`Places::without`] gives.
+    /// What attaches a command on the GPU of this number to the job's MPS, if it has one.
     pub fn under(
         &self,
         gpu: u32,
         threads: Option<Percent>,
         memory_mib: Option<u64>,
     ) -> Result<Vec<Change>, Refusal> {
-        if !self.has_mps() {
+        let Some(with_mps) = &self.with_mps else {
             return self.without(gpu);
-        }
-        let mut changes = self.bound(gpu, None)?;
-        let uuid = self.gpus.get(gpu as usize % self.gpus.len().max(1));
-        let uuid = uuid.and_then(|uuid| GpuUuid::parse(uuid).ok());
+        };
+        let mut changes = bound(with_mps, gpu, None)?;
+        let uuid = self.gpu(gpu).and_then(|uuid| GpuUuid::parse(uuid).ok());
         let memory = |(uuid, mib): (GpuUuid, u64)| format!("{}={mib}M", uuid.in_limits());
         let memory = uuid.zip(memory_mib).map(memory);
         let threads = threads.map(|percent| percent.to_string());
@@ -140,45 +128,32 @@ impl Places {
         Ok(changes)
     }
 
-    /// As the plugin or `mpsctl exec` would attach the task of that rank, bound to one GPU in turn.
-    fn bound(&self, copy: u32, names: Option<DeviceNames>) -> Result<Vec<Change>, Refusal> {
-        let no_mps = || Refusal::new("job", "it has no MPS", "");
-        let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
-        let record = Record {
-            bind: Some(Bind::Cyclic),
-            names: names.or(record.names),
-            ..record.clone()
-        };
-        let (local, of) = (copy, None);
-        let task = Task {
-            rank: Some(Rank { local, of }),
-            bound: false,
-            ..task.clone()
-        };
-        task_environment(&record, &task)
+    fn gpu(&self, copy: u32) -> Option<&String> {
+        self.gpus.get(copy as usize % self.gpus.len().max(1))
     }
 
     /// What a command outside the job's MPS needs, on the GPU of this number.
     pub fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
         let mut changes = self.inherited.clone();
-        let unset = [THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| (name, None));
-        let nowhere = (PIPE_DIRECTORY, Some(self.nowhere.display().to_string()));
+        changes.extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(Change::unset));
+        changes.push(Change::set(
+            PIPE_DIRECTORY,
+            self.nowhere.display().to_string(),
+        ));
         let visible = self.name_without(copy)?;
-        let visible = visible.map(|gpu| (VISIBLE_DEVICES, Some(gpu)));
-        let all = unset.into_iter().chain([nowhere]).chain(visible);
-        changes.extend(all.map(|(name, value)| Change { name, value }));
+        changes.extend(visible.map(|gpu| Change::set(VISIBLE_DEVICES, gpu)));
         Ok(changes)
     }
 
     /// The name of the copy's GPU for a program without MPS; `None`: the scheduler's list stays.
     fn name_without(&self, copy: u32) -> Result<Option<String>, Refusal> {
-        let gpu = self.gpus.get(copy as usize % self.gpus.len().max(1));
-        let Some((record, task)) = &self.with_mps else {
+        let gpu = self.gpu(copy);
+        let Some(with_mps @ (record, task)) = &self.with_mps else {
             return Ok(gpu.cloned());
         };
         Ok(match record.names() {
             // Numbers only if they name the same GPU without the daemon.
-            DeviceNames::Auto => value(&self.bound(copy, None)?, VISIBLE_DEVICES),
+            DeviceNames::Auto => value(&bound(with_mps, copy, None)?, VISIBLE_DEVICES),
             DeviceNames::Uuid => gpu.cloned(),
             DeviceNames::Ordinal => {
                 let is_it = |one: &GpuUuid| gpu.is_some_and(|gpu| gpu == one.as_str());
@@ -188,18 +163,39 @@ impl Places {
             }
         })
     }
+}
 
-    fn visible_gpus(&self, most: usize) -> Result<Vec<String>, Refusal> {
-        let mut gpus: Vec<String> = Vec::new();
-        for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {
-            let bound = self.bound(copy, Some(DeviceNames::Uuid))?;
-            let gpu = value(&bound, VISIBLE_DEVICES).unwrap_or_default();
-            if !gpus.contains(&gpu) {
-                gpus.push(gpu);
-            }
+/// As the plugin or `mpsctl exec` would attach the task of that rank, bound to one GPU in turn.
+fn bound(
+    (record, task): &(Record, Task),
+    copy: u32,
+    names: Option<DeviceNames>,
+) -> Result<Vec<Change>, Refusal> {
+    let record = Record {
+        bind: Some(Bind::Cyclic),
+        names: names.or(record.names),
+        ..record.clone()
+    };
+    let (local, of) = (copy, None);
+    let task = Task {
+        rank: Some(Rank { local, of }),
+        bound: false,
+        ..task.clone()
+    };
+    task_environment(&record, &task)
+}
+
+fn visible_gpus(with_mps: &(Record, Task)) -> Result<Vec<String>, Refusal> {
+    let mut gpus: Vec<String> = Vec::new();
+    let most = with_mps.0.gpus.len();
+    for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {
+        let bound = bound(with_mps, copy, Some(DeviceNames::Uuid))?;
+        let gpu = value(&bound, VISIBLE_DEVICES).unwrap_or_default();
+        if !gpus.contains(&gpu) {
+            gpus.push(gpu);
         }
-        Ok(gpus)
     }
+    Ok(gpus)
 }
 
 fn value(changes: &[Change], name: &str) -> Option<String> {
@@ -217,13 +213,11 @@ mod tests {
         let mut record = testing::record(&[]);
         let all: Vec<GpuUuid> = (1..=gpus).map(uuid).collect();
         record.names = Some(names);
-        record.gpus = (2..)
-            .zip(&all)
-            .map(|(index, uuid)| RecordGpu {
-                uuid: uuid.clone(),
-                ..record_gpu(index)
-            })
-            .collect();
+        let gpu = |(index, uuid): (u32, &GpuUuid)| RecordGpu {
+            uuid: uuid.clone(),
+            ..record_gpu(index)
+        };
+        record.gpus = (2..).zip(&all).map(gpu).collect();
         // The node has another GPU before the job's.
         record.devices = (0..=gpus).map(|n| device(n, "/dev/null")).collect();
         record.daemons = vec![Daemon {
@@ -243,12 +237,14 @@ mod tests {
     }
 
     fn visible(places: &Places, clients: u32, mps: bool) -> Vec<String> {
-        let all = (0..clients).map(|gpu| match mps {
-            true => places.under(gpu, None, None),
-            false => places.without(gpu),
-        });
-        all.map(|changes| value(&changes.unwrap(), VISIBLE_DEVICES).unwrap_or_default())
-            .collect()
+        let of = |gpu| {
+            let changes = match mps {
+                true => places.under(gpu, None, None),
+                false => places.without(gpu),
+            };
+            value(&changes.unwrap(), VISIBLE_DEVICES).unwrap_or_default()
+        };
+        (0..clients).map(of).collect()
     }
 
     #[test]
@@ -257,31 +253,20 @@ mod tests {
         let (one, two) = ("GPU-00000001", "GPU-00000002");
         assert_eq!(visible(&places, 3, true), [one, two, one]);
         assert_eq!(visible(&places, 3, false), [one, two, one]);
-        let limits = places
-            .under(1, Percent::from_tenths(125), Some(4096))
-            .unwrap();
+        let limits = places.under(1, Percent::from_tenths(125), Some(4096));
+        let limits = limits.unwrap();
         assert_eq!(value(&limits, THREADS).as_deref(), Some("12.5"));
-        assert_eq!(
-            value(&limits, MEMORY).as_deref(),
-            Some("GPU-00000002=4096M")
-        );
-        let without = places.without(0).unwrap();
-        let pipe = value(&without, PIPE_DIRECTORY);
-        assert_eq!(
-            pipe.as_deref(),
-            Some("/run/mpsd/jobs/none"),
-            "a daemon of the site's is not met either"
-        );
+        let memory = value(&limits, MEMORY);
+        assert_eq!(memory.as_deref(), Some("GPU-00000002=4096M"));
+        // A daemon of the site's is not met either.
+        let pipe = value(&places.without(0).unwrap(), PIPE_DIRECTORY);
+        assert_eq!(pipe.as_deref(), Some("/run/mpsd/jobs/none"));
     }
 
     #[test]
     fn a_program_that_reads_numbers_gets_numbers_without_mps_too() {
         let places = places(DeviceNames::Ordinal, 2);
         assert_eq!(visible(&places, 2, true), ["0", "1"], "the daemon's own");
-        assert_eq!(
-            visible(&places, 2, false),
-            ["1", "2"],
-            "as CUDA counts without it"
-        );
+        assert_eq!(visible(&places, 2, false), ["1", "2"], "as CUDA counts");
     }
 }

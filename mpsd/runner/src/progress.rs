@@ -26,12 +26,10 @@ impl Progress {
         }
     }
 
-    /// What runs now, beside the bar.
     pub fn say(&self, message: String) {
         self.bar.set_message(message);
     }
 
-    /// One more has ended.
     pub fn step(&self) {
         self.bar.inc(1);
     }
@@ -56,7 +54,6 @@ impl Progress {
         }
     }
 
-    /// Prints above the bar.
     pub fn tell(&self, line: &str) {
         match self.bar.is_hidden() {
             true => complain(NAME, line),

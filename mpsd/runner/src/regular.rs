@@ -7,7 +7,6 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Opens a regular file of the user's: a FIFO's other end might never come.
 pub fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let other = || io::Error::other("it is no regular file");
     let opened = options.custom_flags(OFlag::O_NONBLOCK.bits()).open(path);

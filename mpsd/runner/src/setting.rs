@@ -13,10 +13,8 @@ use std::path::PathBuf;
 /// A shell's exit code for a command that a signal ended, less the signal's number.
 const BY_SIGNAL: u8 = 128;
 
-/// What both verbs need of this process.
 #[derive(Debug)]
 pub struct Setting {
-    /// Those that end everything.
     pub signals: Signals,
     /// The program `mpsd`, which asks NVML.
     pub daemon: PathBuf,

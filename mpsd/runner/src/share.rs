@@ -4,7 +4,6 @@ use mpsd_core::limits::{Invalid, Percent};
 use std::fmt;
 use std::str::FromStr;
 
-/// The thread percentage of each client, from how many there are on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Share {
     None,

@@ -19,7 +19,6 @@ pub struct Line {
     pub text: OsString,
 }
 
-/// The commands of `file`; `-` is standard input.
 pub fn read(file: &Path) -> Result<Vec<Line>, Refusal> {
     let name = one_line(&file.display().to_string(), 200);
     let refused = |why: String| {
@@ -43,8 +42,7 @@ pub fn read(file: &Path) -> Result<Vec<Line>, Refusal> {
     }
 }
 
-/// Blank lines and comments are no commands, and have no number. The error is the number of a line
-/// that cannot be run.
+/// Blank lines and comments have no number. The error is the number of a line that cannot be run.
 fn commands(bytes: &[u8]) -> Result<Vec<Line>, usize> {
     let mut all: Vec<Line> = Vec::new();
     for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
@@ -74,7 +72,7 @@ pub struct Part {
 impl Part {
     const WHOLE: Self = Self { node: 0, of: 1 };
 
-    /// The part of the caller with this environment. Only srun starts a pack on each node.
+    /// Only srun starts a pack on each node.
     pub fn of(env: Lookup<'_>) -> Result<Self, Refusal> {
         let Some(of) = nodes_of_step(env, "pack", "run the commands of its node")? else {
             return Ok(Self::WHOLE);
@@ -101,19 +99,16 @@ mod tests {
 
     #[test]
     fn blank_lines_and_comments_are_no_commands_and_have_no_number() {
-        let read = commands(b"a b\n\n  # no\r\n\t c | d # e \r\n#\n\xffe").unwrap();
-        let all = read
+        let all = commands(b"a b\n\n  # no\r\n\t c | d # e \r\n#\n\xffe").unwrap();
+        let all = all
             .iter()
             .map(|line| (line.seq, line.text.as_encoded_bytes()));
         let all: Vec<(u64, &[u8])> = all.collect();
         assert_eq!(all, [(1, &b"a b"[..]), (2, b"c | d # e"), (3, b"\xffe")]);
         assert_eq!(commands(b"a\nb\0c"), Err(2));
-        assert!(read_error(Path::new("/nonexistent")).contains("cannot be read"));
-        assert!(read_error(Path::new("/dev/null")).contains("no command"));
-    }
-
-    fn read_error(file: &Path) -> String {
-        read(file).unwrap_err().to_string()
+        let error = |file: &str| read(Path::new(file)).unwrap_err().to_string();
+        assert!(error("/nonexistent").contains("cannot be read"));
+        assert!(error("/dev/null").contains("no command"));
     }
 
     #[test]

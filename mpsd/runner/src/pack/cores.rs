@@ -4,15 +4,13 @@ use nix::unistd::{SysconfVar, sysconf};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The processor time of processes between two looks.
 #[derive(Debug, Default)]
 pub(super) struct BusyCores {
     before: Option<(Instant, BTreeMap<i32, u64>)>,
 }
 
 impl BusyCores {
-    /// Cores that `pids` have used since the last look, of those that were there; `None`: it is the
-    /// first.
+    /// Cores that `pids` have used since the last look; `None`: it is the first.
     pub fn now(&mut self, pids: &[i32]) -> Option<f64> {
         let ticks = |pid: &i32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

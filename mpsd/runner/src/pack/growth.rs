@@ -34,7 +34,6 @@ const WORTH: f64 = 30.0;
 /// Tenths of a GPU's memory that commands may fill.
 const ROOM: u64 = 9;
 
-/// What is seen at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sight {
     /// Seconds since the start.
@@ -49,12 +48,10 @@ pub struct Sight {
     pub memory_mib: Option<u64>,
     /// Cores that the commands use now.
     pub busy: Option<f64>,
-    /// Seconds until the last command starts, if they go on as they have so far; `None`: none has
-    /// ended.
+    /// Seconds until the last command starts, at the pace so far; `None`: none has ended.
     pub left: Option<f64>,
 }
 
-/// What does not change.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub gpus: u32,
@@ -117,12 +114,12 @@ impl Growth {
 
     /// Why not more run at once, if that is no choice of the rule.
     pub fn bound(&self) -> Option<&'static str> {
-        let Bounds {
-            gpus, most, cores, ..
-        } = self.bounds;
+        let bounds = &self.bounds;
         match self.each {
-            each if each >= most => Some("as many as the GPU takes clients, or as have memory"),
-            each if each >= cores / gpus.max(1) => Some("a core each: -c gives more"),
+            all if all >= bounds.most => {
+                Some("as many as the GPU takes clients, or as have memory")
+            }
+            all if all >= bounds.cores / bounds.gpus.max(1) => Some("a core each: -c gives more"),
             _ => None,
         }
     }
@@ -204,21 +201,15 @@ impl Growth {
 
     /// The most on each GPU.
     fn allowed(&self, sight: &Sight) -> u32 {
-        let Bounds {
-            memory_mib,
-            most,
-            cores,
-            ..
-        } = self.bounds;
         let fit = |(all, one): (u64, u64)| {
             u32::try_from(all * ROOM / 10 / one.max(1)).unwrap_or(u32::MAX)
         };
         // Without figures of memory the next one may not fit.
-        let by_memory = memory_mib.zip(sight.memory_mib).map_or(0, fit);
-        let by_cores =
-            |busy: f64| (f64::from(self.each) * f64::from(cores) / busy.max(0.01)) as u32;
-        most.min(by_memory)
-            .min(sight.busy.map_or(u32::MAX, by_cores))
+        let by_memory = self.bounds.memory_mib.zip(sight.memory_mib).map_or(0, fit);
+        let all_busy = f64::from(self.each) * f64::from(self.bounds.cores);
+        let by_cores = |busy: f64| (all_busy / busy.max(0.01)) as u32;
+        let by_cores = sight.busy.map_or(u32::MAX, by_cores);
+        self.bounds.most.min(by_memory).min(by_cores)
     }
 }
 
@@ -233,16 +224,17 @@ mod tests {
         cores: 64,
     };
 
+    fn bounds(most: u32, cores: u32) -> Bounds {
+        Bounds {
+            most,
+            cores,
+            ..BOUNDS
+        }
+    }
+
     #[test]
     fn what_ends_the_growth_is_named_unless_the_rule_chose_it() {
-        let bound = |most, cores| {
-            let bounds = Bounds {
-                most,
-                cores,
-                ..BOUNDS
-            };
-            Growth::new(bounds, 0.0).bound()
-        };
+        let bound = |most, cores| Growth::new(bounds(most, cores), 0.0).bound();
         assert!(bound(60, 4).is_some_and(|why| why.contains("-c")));
         assert!(bound(4, 64).is_some_and(|why| why.contains("memory")));
         assert_eq!(bound(60, 64), None);
@@ -345,11 +337,7 @@ mod tests {
             (6, 64, Some(500), 0.1, &[6]),
             (60, 12, Some(500), 1.0, &[8, 12]),
         ] {
-            let bounds = Bounds {
-                most,
-                cores,
-                ..BOUNDS
-            };
+            let bounds = bounds(most, cores);
             let all = grown(bounds, 60, memory_mib, core, saturating(100.0));
             assert_eq!(all, steps, "{bounds:?}");
         }

@@ -38,25 +38,19 @@ impl JobLog {
     }
 
     fn open_within(path: &Path, go_on: bool, patience: Duration) -> Result<Self, Refusal> {
-        let refused = |why: String, allowed: &str| {
-            let name = one_line(&path.display().to_string(), 200);
-            Err(Refusal::new(format!("job log '{name}'"), why, allowed))
-        };
+        let refused = |why: &str, allowed| refusal(path, why, allowed);
         let mut options = OpenOptions::new();
         let opened = regular(options.create(true).append(true).read(true), path);
         let opened = opened.and_then(|file| Ok((file.try_clone()?, file)));
-        let (file, held) = match opened {
-            Ok(both) => both,
-            Err(error) => {
-                let allowed = "--results or --joblog with a place of yours";
-                return refused(format!("cannot be written: {error}"), allowed);
-            }
-        };
+        let (file, held) = opened.map_err(|error| {
+            let allowed = "--results or --joblog with a place of yours";
+            refused(&format!("cannot be written: {error}"), allowed)
+        })?;
         let lock = match lock(held, patience) {
             Ok(lock) => Some(lock),
             Err(Errno::EWOULDBLOCK) => {
-                let why = "another pack writes it".to_owned();
-                return refused(why, "--results with another directory");
+                let allowed = "--results with another directory";
+                return Err(refused("another pack writes it", allowed));
             }
             // A file system without locks.
             Err(_) => None,
@@ -65,15 +59,17 @@ impl JobLog {
         match log.begin(go_on) {
             Ok(true) => Ok(log),
             Ok(false) => {
-                let why = "it is no job log, and would be overwritten".to_owned();
-                refused(why, "--joblog with a new file or a log of pack's")
+                let allowed = "--joblog with a new file or a log of pack's";
+                Err(refused(
+                    "it is no job log, and would be overwritten",
+                    allowed,
+                ))
             }
-            Err(error) => refused(format!("cannot be written: {error}"), ""),
+            Err(error) => Err(refused(&format!("cannot be written: {error}"), "")),
         }
     }
 
-    /// Removes the unfinished last line of a writer that was killed. `false`: the file is not one of
-    /// ours.
+    /// Removes the unfinished last line of a killed writer. `false`: the file is not one of ours.
     fn begin(&self, go_on: bool) -> std::io::Result<bool> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;
@@ -138,10 +134,8 @@ pub fn logs_of(path: &Path) -> Vec<(Option<u64>, PathBuf)> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Vec::new();
     };
-    let directory = match directory == Path::new("") {
-        true => Path::new("."),
-        false => directory,
-    };
+    let here = directory == Path::new("");
+    let directory = if here { Path::new(".") } else { directory };
     let part = |file: OsString| {
         let rest = file.as_bytes().strip_prefix(name.as_bytes())?;
         let node = match rest.strip_prefix(b".") {
@@ -162,25 +156,21 @@ fn is_log(path: &Path) -> bool {
     read.is_ok() && begin == HEADER.as_bytes()
 }
 
-/// Reads the logs of all nodes' parts of `path`.
+pub fn refusal(path: &Path, why: impl Into<String>, allowed: &str) -> Refusal {
+    let name = one_line(&path.display().to_string(), 200);
+    Refusal::new(format!("job log '{name}'"), why, allowed)
+}
+
+/// Reads the logs of all nodes' parts of `path`. A line that a killed writer has left unfinished
+/// is none.
 pub fn read_all(path: &Path) -> Result<BTreeMap<u64, Past>, Refusal> {
+    let unread = |path: &Path, why| refusal(path, why, "a log of this pack, or no --resume");
     let is_foreign = std::fs::metadata(path).is_ok_and(|about| !about.is_file() || about.len() > 0);
     if is_foreign && !is_log(path) {
         return Err(unread(path, "it is no job log".to_owned()));
     }
-    read(logs_of(path).into_iter().map(|(_, path)| path))
-}
-
-fn unread(path: &Path, why: String) -> Refusal {
-    let name = one_line(&path.display().to_string(), 200);
-    let allowed = "a log of this pack, or no --resume";
-    Refusal::new(format!("job log '{name}'"), why, allowed)
-}
-
-/// What these logs say. A line that a killed writer has left unfinished is none.
-fn read(paths: impl IntoIterator<Item = PathBuf>) -> Result<BTreeMap<u64, Past>, Refusal> {
     let mut all: BTreeMap<u64, Past> = BTreeMap::new();
-    for path in paths {
+    for (_, path) in logs_of(path) {
         let failed = |error| unread(&path, format!("cannot be read: {error}"));
         let bytes = std::fs::read(&path).map_err(failed)?;
         let whole = bytes.split_inclusive(|byte| *byte == b'\n');

@@ -23,7 +23,6 @@ pub const EXIT_NOTHING_RUN: u8 = 255;
 const EXIT_MORE_FAILED: u8 = 101;
 const SHOWN: usize = 60;
 
-/// `mpsctl pack`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Pack {
     /// The job; from the scheduler's variables if not given
@@ -56,7 +55,6 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Runs it, prints the summary, and returns the exit code.
     pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8> {
         let part = Part::of(caller.env)?;
         let all = commands::read(&self.file)?;
@@ -121,7 +119,6 @@ impl Pack {
         joblog.unwrap_or_else(|| self.directory().join("joblog"))
     }
 
-    /// The commands that are left to run.
     fn left(&self, own: &VecDeque<Line>, log: &Path) -> Result<VecDeque<Line>, Refusal> {
         if !self.resume && !self.resume_failed {
             return Ok(own.clone());
@@ -134,9 +131,8 @@ impl Pack {
                     let [was, is] = [&past.command, &line.text]
                         .map(|text| one_line(&text.to_string_lossy(), SHOWN));
                     let why = format!("command {} was '{was}', and is '{is}' now", line.seq);
-                    let what = format!("job log '{}'", log.display());
                     let allowed = "the same file, with more commands at its end at most";
-                    return Err(Refusal::new(what, why, allowed));
+                    return Err(joblog::refusal(log, why, allowed));
                 }
                 Some(past) if past.good || !self.resume_failed => {}
                 _ => left.push_back(line.clone()),

@@ -30,10 +30,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How often GPUs and processes are looked at.
 const TURN: Duration = Duration::from_millis(500);
 /// Part of a failed command's output that is searched, bytes.
 const SEARCHED: u64 = 64 << 10;
@@ -55,38 +53,29 @@ const NAMED: usize = 20;
 #[derive(Debug, Clone, Copy)]
 struct AtOnce(Option<u32>);
 
-impl FromStr for AtOnce {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        match text.parse() {
-            Ok(number @ 1..=4096) => Ok(Self(Some(number))),
-            _ if text == "auto" => Ok(Self(None)),
-            _ => {
-                let allowed = "auto, or a number from 1 to 4096";
-                Err(Invalid::new("no such number of commands", allowed))
-            }
+fn at_once(text: &str) -> Result<AtOnce, Invalid> {
+    match text.parse() {
+        Ok(number @ 1..=4096) => Ok(AtOnce(Some(number))),
+        _ if text == "auto" => Ok(AtOnce(None)),
+        _ => {
+            let allowed = "auto, or a number from 1 to 4096";
+            Err(Invalid::new("no such number of commands", allowed))
         }
     }
 }
 
-/// The memory of each command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
+#[derive(Debug, Clone, Copy)]
+enum Memory {
     None,
     Auto,
     Of(Amount),
 }
 
-impl FromStr for Memory {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        match text {
-            "none" => Ok(Self::None),
-            "auto" => Ok(Self::Auto),
-            other => other.parse().map(Self::Of),
-        }
+fn memory(text: &str) -> Result<Memory, Invalid> {
+    match text {
+        "none" => Ok(Memory::None),
+        "auto" => Ok(Memory::Auto),
+        other => other.parse().map(Memory::Of),
     }
 }
 
@@ -96,7 +85,7 @@ pub struct Limits {
     /// Commands at once, on all of the job's GPUs of this node together. auto: begins with 8 on
     /// each GPU, and runs more while the GPUs draw more power for it, and memory, cores and MPS
     /// clients allow
-    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
+    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto", value_parser = at_once)]
     at_once: AtOnce,
     /// Thread percentage of each command: none, auto (200/n), 100/n, a number; n: commands on its
     /// GPU when it starts
@@ -104,7 +93,7 @@ pub struct Limits {
     threads: Share,
     /// Memory limit of each command: none, auto (the GPU's divided by the commands on it when it
     /// starts), 4G, 25%
-    #[arg(long = "mem", value_name = "M", default_value = "none")]
+    #[arg(long = "mem", value_name = "M", default_value = "none", value_parser = memory)]
     memory: Memory,
     /// Run a command that fails up to N times in all
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -121,7 +110,6 @@ fn seconds(text: &str) -> Result<Duration, Invalid> {
     span.ok_or_else(|| Invalid::new("not a number of seconds", "a number above 0"))
 }
 
-/// A command that waits for its turn.
 #[derive(Debug)]
 struct Try {
     line: Line,
@@ -131,7 +119,6 @@ struct Try {
     alone: bool,
 }
 
-/// A command that runs.
 #[derive(Debug)]
 struct Run {
     of: Try,
@@ -161,13 +148,10 @@ pub struct Runner<'a> {
     /// They need a GPU without other commands.
     alone: VecDeque<Try>,
     running: Vec<Run>,
-    /// Commands that were to be run.
     pub asked: u64,
     good: u64,
-    /// The numbers of those that failed.
     pub failed: Vec<u64>,
     again_alone: Vec<u64>,
-    /// Highest memory of a command, MiB.
     memory_mib: Option<u64>,
     most: usize,
     begin: Instant,
@@ -386,8 +370,7 @@ impl<'a> Runner<'a> {
             // Without a daemon it would run outside MPS.
             listener::expect(&changes)?;
         }
-        let (name, value) = (SEQ, Some(next.line.seq.to_string()));
-        changes.push(Change { name, value });
+        changes.push(Change::set(SEQ, next.line.seq.to_string()));
         Ok(changes)
     }
 
@@ -413,7 +396,6 @@ impl<'a> Runner<'a> {
     fn judge(&mut self, run: Run, end: &End) -> Result<()> {
         let Run {
             mut of,
-            shared,
             output,
             from,
             ..
@@ -424,7 +406,7 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         of.failed += 1;
-        if shared && !of.alone && !end.late && has_no_memory(&output, from) {
+        if run.shared && !of.alone && !end.late && has_no_memory(&output, from) {
             self.progress.tell(&format!(
                 "pack: command {seq}: a GPU had no memory left for it; it runs again alone"
             ));
@@ -443,18 +425,17 @@ impl<'a> Runner<'a> {
             }
             return Ok(());
         }
-        let shown = one_line(&of.line.text.to_string_lossy(), 60);
-        let why = end.text();
-        let line = format!("pack: command {seq} failed: {why}: {shown}");
-        self.progress.tell(&line);
+        let (why, shown) = (end.text(), one_line(&of.line.text.to_string_lossy(), 60));
+        self.progress
+            .tell(&format!("pack: command {seq} failed: {why}: {shown}"));
         self.failed.push(seq);
         let bytes = length(&output, from);
         let line = joblog::line(seq, &self.host, end, bytes, &of.line.text);
-        let written = self.log.write(&line);
-        written.context("pack: the job log cannot be written")
+        self.log
+            .write(&line)
+            .context("pack: the job log cannot be written")
     }
 
-    /// Looks at memory, cores and power.
     fn look(&mut self) {
         let Some(lists) = self.gpus.as_mut().and_then(Gpus::processes) else {
             return;
@@ -489,13 +470,6 @@ impl<'a> Runner<'a> {
     pub fn finish(&mut self) {
         self.progress.finish();
         self.failed.sort_unstable();
-    }
-
-    /// Why not more ran at once; `None`: there were no more, the user said so, or the rule chose
-    /// it.
-    fn bound(&self) -> Option<&'static str> {
-        let bound = self.growth.as_ref()?.bound();
-        bound.filter(|_| (self.most as u64) < self.asked)
     }
 
     fn not_run(&self) -> u64 {
@@ -538,7 +512,8 @@ impl<'a> Runner<'a> {
         let (seconds, most) = (self.begin.elapsed().as_secs_f64(), self.most);
         let gpus = count(self.places.count().into(), "GPU");
         let _ = write!(out, "\n{seconds:.1} s, up to {most} at once on {gpus}");
-        if let Some(why) = self.bound() {
+        let bound = self.growth.as_ref().and_then(Growth::bound);
+        if let Some(why) = bound.filter(|_| (most as u64) < self.asked) {
             let _ = write!(out, " ({why})");
         }
         if let Some(mib) = self.memory_mib {
@@ -574,14 +549,11 @@ fn has_no_memory(output: &Path, from: u64) -> bool {
         Ok(bytes)
     };
     let text = String::from_utf8_lossy(&read().unwrap_or_default()).to_ascii_lowercase();
-    let known = TROUBLES
+    let mut known = TROUBLES
         .iter()
         .filter(|row| row.codes.contains(&OUT_OF_MEMORY));
-    let known = known.flat_map(|row| row.words.iter().map(String::as_str));
-    NO_MEMORY
-        .into_iter()
-        .chain(known)
-        .any(|words| text.contains(words))
+    NO_MEMORY.iter().any(|words| text.contains(words))
+        || known.any(|row| row.words.iter().any(|words| text.contains(words)))
 }
 
 #[cfg(test)]
@@ -599,12 +571,12 @@ mod tests {
             "cudaErrorMemoryAllocation",
             "Kokkos ERROR: Cuda memory space failed to allocate 405.6 MiB",
             "No compatible CUDA device is available",
-            "Segmentation fault",
         ] {
             std::fs::write(&file, text).unwrap();
-            let is_meant = text != "Segmentation fault";
-            assert_eq!(has_no_memory(&file, 0), is_meant, "{text}");
+            assert!(has_no_memory(&file, 0), "{text}");
         }
+        std::fs::write(&file, "Segmentation fault").unwrap();
+        assert!(!has_no_memory(&file, 0));
         std::fs::write(&file, "out of memory\nsecond try\n").unwrap();
         assert!(!has_no_memory(&file, 14), "an earlier try's");
     }

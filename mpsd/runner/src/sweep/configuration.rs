@@ -13,18 +13,15 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The configuration that gives the same result: a share that limits nothing here is no limit,
-    /// if that is measured too.
+    /// A share that limits nothing here is no limit, if that is measured too.
     pub fn measured_as(self, shares: &[Option<Share>], gpus: u32) -> Self {
         let on_a_gpu = self.clients.div_ceil(gpus.max(1));
         let unlimited = self.share.is_some_and(|share| share.of(on_a_gpu).is_none());
         let none = Some(Share::None);
-        match unlimited && shares.contains(&none) {
-            true => Self {
-                share: none,
-                ..self
-            },
-            false => self,
+        let measured = unlimited && shares.contains(&none);
+        Self {
+            share: if measured { none } else { self.share },
+            ..self
         }
     }
 }

@@ -24,7 +24,6 @@ const HOUR: f64 = 3600.0;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MeasureError {
-    /// A signal ends the whole sweep.
     Interrupted(Signal),
     Failed(String),
 }
@@ -35,7 +34,6 @@ impl<E: ToString> From<E> for MeasureError {
     }
 }
 
-/// What all measurements share.
 #[derive(Debug, Clone, Copy)]
 pub struct Bench<'a> {
     pub command: &'a [OsString],
@@ -57,11 +55,9 @@ struct Copy {
     failed: Option<String>,
 }
 
-/// What a run showed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measured {
-    /// All clients' completions an hour, or the sum of their figures, or of their rates by their
-    /// times.
+    /// All clients' completions an hour, or the sum of their figures or rates.
     pub throughput: f64,
     /// Each client's highest memory, MiB.
     pub memory_mib: Option<u64>,
@@ -84,8 +80,9 @@ pub fn measure(
         let mut all = environments.iter();
         all.try_for_each(|changes| listener::expect(changes))?;
     }
-    let copies = environments.into_iter();
-    let copies = copies.map(|changes| Copy::new(bench, changes));
+    let copies = environments
+        .into_iter()
+        .map(|changes| Copy::new(bench, changes));
     let mut copies = copies.collect::<std::io::Result<Vec<_>>>()?;
     let begin = Instant::now();
     copies.iter_mut().try_for_each(Copy::start)?;
@@ -98,11 +95,9 @@ pub fn measure(
         }
         if read_at.elapsed() >= MEMORY_PERIOD {
             read_at = Instant::now();
-            let processes =
-                engine::processes(copies.iter().filter_map(|copy| copy.running.as_ref()));
-            let gpus = gpus.as_mut();
-            let now = gpus.and_then(|gpus| gpus.memory_mib(&processes.concat()));
-            highest = highest.max(now);
+            let running = copies.iter().filter_map(|copy| copy.running.as_ref());
+            let pids = engine::processes(running).concat();
+            highest = highest.max(gpus.as_mut().and_then(|gpus| gpus.memory_mib(&pids)));
         }
         let left = bench.limit.unwrap_or(Duration::MAX);
         let turn = left.saturating_sub(begin.elapsed()).min(TURN);
@@ -134,8 +129,7 @@ fn environment(places: &Places, what: Configuration, copy: u32) -> Result<Vec<Ch
     };
     let percent = share.of(places.on_a_gpu(what.clients));
     let mut changes = places.under(copy, percent, None)?;
-    let (name, value) = (THREADS, None);
-    changes.extend(percent.is_none().then_some(Change { name, value }));
+    changes.extend(percent.is_none().then(|| Change::unset(THREADS)));
     Ok(changes)
 }
 
@@ -274,9 +268,7 @@ mod tests {
         assert_eq!(seen(1..=200), Some([100.0, 198.0]));
         assert_eq!(seen(7..=7), Some([7.0, 7.0]));
         assert_eq!(percentiles(std::iter::empty()), None);
-        assert_eq!(
-            (rate(&[2.0, 4.0]), rate(&[]), rate(&[0.0])),
-            (Some(1.0 / 3.0), None, None)
-        );
+        assert_eq!(rate(&[2.0, 4.0]), Some(1.0 / 3.0));
+        assert_eq!((rate(&[]), rate(&[0.0])), (None, None));
     }
 }

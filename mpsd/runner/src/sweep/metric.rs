@@ -11,27 +11,10 @@ const LONGEST: usize = 4096;
 const SHOWN: usize = 160;
 /// Most times that are kept of a copy.
 const MOST_TIMES: usize = 1 << 20;
-/// Units of time, how many of them make a second or an hour, and which.
-const TIMES: [(&str, f64, &str); 12] = [
-    ("ns", 1e9, "a second"),
-    ("us", 1e6, "a second"),
-    ("µs", 1e6, "a second"),
-    ("ms", 1e3, "a second"),
-    ("msec", 1e3, "a second"),
-    ("s", 3600.0, "an hour"),
-    ("sec", 3600.0, "an hour"),
-    ("secs", 3600.0, "an hour"),
-    ("second", 3600.0, "an hour"),
-    ("seconds", 3600.0, "an hour"),
-    ("min", 60.0, "an hour"),
-    ("minutes", 60.0, "an hour"),
-];
-
 #[derive(Debug, Clone)]
 pub struct Metric {
     pattern: Regex,
-    /// The figure is the time that one request of many took: how many of its units make the period,
-    /// and which period.
+    /// The figure is the time of one request: how many of its units make the period, and which.
     pub rate: Option<(f64, &'static str)>,
 }
 
@@ -40,10 +23,16 @@ impl FromStr for Metric {
 
     fn from_str(text: &str) -> Result<Self, regex_lite::Error> {
         let (pattern, rate) = (Regex::new(text)?, None);
-        let plain = Self { pattern, rate };
-        let time = TIMES.iter().find(|(unit, ..)| *unit == plain.unit());
-        let rate = time.map(|(_, count, period)| (*count, *period));
-        Ok(Self { rate, ..plain })
+        let mut metric = Self { pattern, rate };
+        metric.rate = match metric.unit() {
+            "ns" => Some((1e9, "a second")),
+            "us" | "µs" => Some((1e6, "a second")),
+            "ms" | "msec" => Some((1e3, "a second")),
+            "s" | "sec" | "secs" | "second" | "seconds" => Some((3600.0, "an hour")),
+            "min" | "minutes" => Some((60.0, "an hour")),
+            _ => None,
+        };
+        Ok(metric)
     }
 }
 
@@ -97,7 +86,6 @@ fn number(text: &str) -> Option<f64> {
     (digits && number.is_finite() && number >= 0.0).then_some(number)
 }
 
-/// Reads a program's output piece by piece.
 #[derive(Debug, Default)]
 pub struct Scan {
     line: Vec<u8>,
@@ -153,11 +141,7 @@ mod tests {
             ("ns/day", "123.4 ns/day", 123.4),
             ("ns/day", "speed: 1,706.25 ns/day, 0.014 hours/ns", 1706.25),
             ("ns/day", "ns/day: 12", 12.0),
-            (
-                "Performance",
-                "Performance:      123.456        0.194",
-                123.456,
-            ),
+            ("Performance", "Performance:   123.456   0.194", 123.456),
             ("Speed=", "step 1000 Speed= 7e3.", 7000.0),
             ("[0-9.]+ it/s", "epoch 3: 8.5 it/s", 8.5),
             ("loss=([0-9.]+)", "12 loss=0.25 17", 0.25),
@@ -184,23 +168,17 @@ mod tests {
             let metric: Metric = pattern.parse().unwrap();
             metric.rate.map(|(_, period)| period)
         };
-        let patterns = [
-            "latency: ([0-9.]+) ms",
-            "([0-9.]+) s$",
-            "([0-9.]+) s/step",
-            "ms/step: ([0-9.]+)",
-            "ns/day",
-        ];
-        let periods = [Some("a second"), Some("an hour"), None, None, None];
-        assert_eq!(patterns.map(period), periods);
-        for (pattern, kept) in [
-            ("([0-9.]+) ms", vec![5.0, 7.5]),
-            ("([0-9.]+) it/s", Vec::new()),
-        ] {
+        assert_eq!(period("latency: ([0-9.]+) ms"), Some("a second"));
+        assert_eq!(period("([0-9.]+) s$"), Some("an hour"));
+        let none = ["([0-9.]+) s/step", "ms/step: ([0-9.]+)", "ns/day"];
+        assert_eq!(none.map(period), [None; 3]);
+        let times = |pattern: &str| {
             let mut scan = Scan::default();
             scan.feed(b"5.0 ms\n9 it/s\n7.5 ms\n", Some(&pattern.parse().unwrap()));
-            assert_eq!(scan.times, kept, "{pattern}");
-        }
+            scan.times
+        };
+        assert_eq!(times("([0-9.]+) ms"), [5.0, 7.5]);
+        assert_eq!(times("([0-9.]+) it/s"), [0.0; 0]);
     }
 
     #[test]

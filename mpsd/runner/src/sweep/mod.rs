@@ -23,7 +23,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// `mpsctl sweep`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Sweep {
     /// The job; from the scheduler's variables if not given
@@ -66,7 +65,6 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Runs it, prints the result, and returns the exit code.
     pub(super) fn run(&self, caller: &Caller<'_>, setting: &Setting) -> Result<u8> {
         nodes_of_step(caller.env, "sweep", "measure beside the others")?;
         let places = Places::of(caller, "sweep")?;
@@ -89,13 +87,11 @@ impl Sweep {
         Ok(if any { 0 } else { EXIT_REFUSED })
     }
 
-    /// Whether it compares with runs without MPS.
     fn compares(&self, places: &Places) -> bool {
         !self.only_mps && !places.is_exclusive()
     }
 
-    /// The numbers of clients. If the GPUs are exclusive, adds one client on each, with which the
-    /// others are compared.
+    /// If the GPUs are exclusive, adds one client on each, with which the others are compared.
     fn counts(&self, places: &Places) -> BTreeSet<u32> {
         let one = (places.is_exclusive() && !self.only_mps).then(|| places.count());
         self.clients.iter().copied().chain(one).collect()

@@ -2,7 +2,6 @@
 
 use super::configuration::{Configuration, label};
 use super::measure::Measured;
-use crate::share::Share;
 use indicatif::HumanCount;
 use mpsd_core::text::count;
 use serde::Serialize;
@@ -13,12 +12,9 @@ const AS_GOOD: f64 = 0.98;
 /// A smaller gain is none: runs of the same thing differ as much.
 const NO_GAIN: f64 = 1.05;
 
-/// One configuration with its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Copies of the command at once, on all GPUs.
     pub clients: u32,
-    /// Under the job's MPS.
     pub mps: bool,
     /// The share that was asked for: `none`, `auto`, `100/n`, `25`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,7 +25,6 @@ pub struct Row {
     /// Median of the runs, all clients together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throughput: Option<f64>,
-    /// Each run.
     pub runs: Vec<f64>,
     /// The 50th and the 99th percentile of all clients' times, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -37,20 +32,16 @@ pub struct Row {
     /// Memory of a client at its highest, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// Why there is no figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
-/// A whole sweep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Of the figures.
     pub unit: String,
     /// Of the times, if the figures are rates of requests that told theirs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_unit: Option<String>,
-    /// GPUs of the job on this node.
     pub gpus: u32,
     /// Memory of the smallest of them, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,7 +53,6 @@ pub struct Outcome {
     pub pbs: bool,
     /// The configurations, in the order in which they were measured.
     pub rows: Vec<Row>,
-    /// What was left out, and why.
     pub notes: Vec<String>,
 }
 
@@ -89,7 +79,6 @@ impl Row {
         self.throughput = median(self.runs.iter().copied());
     }
 
-    /// Median of the runs.
     fn p99(&self) -> Option<f64> {
         median(self.percentiles.iter().map(|[_, p99]| *p99))
     }
@@ -192,14 +181,12 @@ impl Outcome {
     }
 
     pub(super) fn advice(&self) -> String {
-        let Some((best, rate)) = self.best().and_then(|best| Some((best, best.throughput?))) else {
+        if !self.rows.iter().any(|row| row.mps) {
             let ask = if self.pbs { "-A MPS=true" } else { "--mps" };
-            return match self.rows.iter().any(|row| row.mps) {
-                true => "no client came to a figure under MPS: see the notes".to_owned(),
-                false => {
-                    format!("this job has no MPS: submit it with {ask} to see what that brings")
-                }
-            };
+            return format!("this job has no MPS: submit it with {ask} to see what that brings");
+        }
+        let Some((best, rate)) = self.best().and_then(|best| Some((best, best.throughput?))) else {
+            return "no client came to a figure under MPS: see the notes".to_owned();
         };
         if self.counts() == [1] {
             return "one client alone: --clients 1,2,4,8 shows what MPS brings".to_owned();
@@ -262,18 +249,14 @@ impl Outcome {
     }
 
     fn request(&self, row: &Row) -> String {
-        let share = row.threads.as_deref();
-        let share: Option<Share> = share.and_then(|threads| threads.parse().ok());
         let (ask, threads) = match self.pbs {
             true => ("MPS=true", ",MPS_THREADS="),
             false => ("--mps", " --mps-threads="),
         };
-        match share {
-            None | Some(Share::None) => ask.to_owned(),
-            Some(Share::Auto) => format!("{ask}{threads}auto"),
-            Some(Share::Of(_) | Share::Fixed(_)) => {
-                format!("{ask}{threads}{}", row.percent.unwrap_or(100.0))
-            }
+        match row.threads.as_deref() {
+            None | Some("none") => ask.to_owned(),
+            Some("auto") => format!("{ask}{threads}auto"),
+            Some(_) => format!("{ask}{threads}{}", row.percent.unwrap_or(100.0)),
         }
     }
 }
@@ -281,14 +264,6 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn measured(throughput: f64, memory_mib: Option<u64>) -> Measured {
-        Measured {
-            throughput,
-            memory_mib,
-            percentiles: None,
-        }
-    }
 
     #[test]
     fn the_table_and_the_advice_tell_how_long_requests_take() {
@@ -312,7 +287,11 @@ mod tests {
         let row = |(clients, threads, throughput): &(u32, Option<&str>, f64)| {
             let (clients, share) = (*clients, threads.map(|threads| threads.parse().unwrap()));
             let mut row = Row::of(Configuration { clients, share }, clients);
-            row.add(&measured(*throughput, Some(7800)));
+            row.add(&Measured {
+                throughput: *throughput,
+                memory_mib: Some(7800),
+                percentiles: None,
+            });
             row
         };
         Outcome {
@@ -369,14 +348,8 @@ mod tests {
 
     #[test]
     fn medians_and_figures_are_readable() {
-        let (clients, share) = (2, None);
-        let mut row = Row::of(Configuration { clients, share }, 2);
-        for run in [5.0, 1.0, 3.0] {
-            row.add(&measured(run, None));
-        }
-        assert_eq!(row.throughput, Some(3.0));
-        row.add(&measured(4.0, None));
-        assert_eq!(row.throughput, Some(3.5));
+        assert_eq!(median([5.0, 1.0, 3.0].into_iter()), Some(3.0));
+        assert_eq!(median([5.0, 1.0, 3.0, 4.0].into_iter()), Some(3.5));
         let shown = [0.256, 12.34, 999.6, 4590.4, 1_234_567.0].map(figure);
         assert_eq!(shown, ["0.26", "12.3", "1,000", "4,590", "1,234,567"]);
     }
