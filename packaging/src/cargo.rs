@@ -18,9 +18,8 @@ pub fn root() -> Result<PathBuf> {
     let own = std::env::var_os("CARGO_MANIFEST_DIR");
     let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let root = Path::new(&own).parent();
-    Ok(root
-        .context("the xtask crate has no parent directory")?
-        .to_owned())
+    let root = root.context("the xtask crate has no parent directory")?;
+    Ok(root.to_owned())
 }
 
 /// A cargo command with nothing to read.
@@ -69,9 +68,8 @@ pub fn target_directory() -> Result<PathBuf> {
 /// libraries, file name.
 pub fn built(line: &str) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = words(line);
-    command
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit());
+    command.arg("--message-format=json-render-diagnostics");
+    command.stderr(Stdio::inherit());
     let mut built = BTreeMap::new();
     for line in wrote(&mut command)?.lines() {
         let message: Value = serde_json::from_str(line).context("cargo's message")?;

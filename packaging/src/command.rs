@@ -1,7 +1,7 @@
 //! One command with a deadline. Its output is read while it runs, or shown only if it fails.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ pub fn lines(
     Ok(child.wait()?)
 }
 
-/// Runs a command that says something only when it fails.
+/// The command says something only when it fails.
 pub fn quietly(command: &mut Command) -> Result<()> {
     quietly_within(command, QUIET)
 }
@@ -73,9 +73,8 @@ pub fn quietly_within(command: &mut Command, limit: Duration) -> Result<()> {
 
 /// What a command wrote to its standard output. It must succeed.
 pub fn wrote(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
+    let output = command.output();
+    let output = output.with_context(|| format!("cannot start {command:?}"))?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr);
         bail!("{command:?} failed ({}): {}", output.status, why.trim());
@@ -99,10 +98,9 @@ pub fn step<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// A process that has ended meanwhile is no failure.
 fn kill_tree(root: i32) {
-    let threads = list(Path::new(&format!("/proc/{root}/task")));
-    let children = threads.into_iter().flatten();
-    let children = children.filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
-    let children: String = children.collect();
+    let threads = list(Path::new(&format!("/proc/{root}/task"))).unwrap_or_default();
+    let children = |thread: &PathBuf| fs::read_to_string(thread.join("children")).ok();
+    let children: String = threads.iter().filter_map(children).collect();
     let _ = kill(Pid::from_raw(root), Signal::SIGKILL);
     for child in children.split_whitespace() {
         child.parse().into_iter().for_each(kill_tree);
@@ -130,10 +128,8 @@ mod tests {
         let mut seen = Vec::new();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo out; echo err >&2; exit 3"]);
-        let status = lines(&mut command, Duration::from_secs(10), |line| {
-            seen.push(line.to_owned())
-        })
-        .unwrap();
+        let each = |line: &str| seen.push(line.to_owned());
+        let status = lines(&mut command, Duration::from_secs(10), each).unwrap();
         seen.sort();
         assert_eq!(seen, ["err", "out"]);
         assert_eq!(status.code(), Some(3));

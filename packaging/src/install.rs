@@ -91,10 +91,8 @@ pub fn mermaid() -> Result<PathBuf> {
         let told = wrote(pack.args(["pack", "--json", MERMAID[0]]).current_dir(home))?;
         let [told]: [serde_json::Value; 1] = serde_json::from_str(&told).context("npm pack")?;
         let ([name, wanted], bytes) = (MERMAID, &told["integrity"]);
-        ensure!(
-            bytes == wanted,
-            "{name} has the bytes {bytes}, not {wanted}"
-        );
+        let is_it = bytes == wanted;
+        ensure!(is_it, "{name} has the bytes {bytes}, not {wanted}");
         let archive = told["filename"].as_str();
         let archive = archive.context("npm pack names no file")?;
         let mut unpack = Command::new("tar");
@@ -169,10 +167,8 @@ pub fn mmdebstrap(root: &Path, words: &str, release: &str) -> Result<()> {
     program("/usr/bin/mmdebstrap", "mmdebstrap")?;
     let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
     program(keys, "debian-archive-keyring")?;
-    let mut make = command(
-        "/usr/bin/mmdebstrap",
-        "--quiet --mode=root --format=directory",
-    );
+    let how = "--quiet --mode=root --format=directory";
+    let mut make = command("/usr/bin/mmdebstrap", how);
     make.args(words.split_whitespace()).arg(release).arg(root);
     quietly(make.env("LC_ALL", "C"))
 }
@@ -189,9 +185,8 @@ pub fn slurm() -> Result<()> {
     }
     // A cluster's host has some of them, which stay as they are.
     let is_on = |unit: &&str| {
-        let asks = ["is-active", "is-enabled"];
-        asks.iter()
-            .any(|ask| works(&mut command(SYSTEMCTL, &format!("{ask} --quiet {unit}"))))
+        let is = |ask| works(&mut command(SYSTEMCTL, &format!("{ask} --quiet {unit}")));
+        is("is-active") || is("is-enabled")
     };
     let units = ["slurmctld", "slurmd", "munge"].into_iter();
     let off: Vec<&str> = units.filter(|unit| !is_on(unit)).collect();
@@ -223,9 +218,9 @@ pub fn slurm() -> Result<()> {
 fn missing() -> Vec<&'static str> {
     let dirs = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     let there = |name: &str| {
-        let files =
-            [name, &format!("{name}-wlm")].map(|file| dirs.map(|dir| Path::new(dir).join(file)));
-        files.as_flattened().iter().any(|file| file.exists())
+        let files = [name, &format!("{name}-wlm")];
+        let is_in = |dir: &&str| files.iter().any(|file| Path::new(dir).join(file).exists());
+        dirs.iter().any(|dir| is_in(dir))
     };
     SLURM.split(' ').filter(|name| !there(name)).collect()
 }

@@ -128,10 +128,9 @@ fn cells(options: &Options) -> Result<()> {
         });
         let cells: Vec<_> = cells.collect();
         let begin = Instant::now();
-        let place = target.join(format!("tmp/machine-{number}"));
         let machine = Machine {
             system: system.clone(),
-            place,
+            place: target.join(format!("tmp/machine-{number}")),
             keeps: false,
         };
         let (said, is_right) = machine.run(&cells, None);
@@ -142,9 +141,8 @@ fn cells(options: &Options) -> Result<()> {
         println!("\n--- {} ({took} s)\n{said}", names.join(" "));
         // A second try has words of one program.
         let words = runs.iter().filter(|_| options.words.is_empty());
-        let missing: Vec<_> = words
-            .flat_map(|(_, words)| without_cells(&said, words))
-            .collect();
+        let missing = words.flat_map(|(_, words)| without_cells(&said, words));
+        let missing: Vec<_> = missing.collect();
         for word in &missing {
             println!("no cell of the name '{word}'");
         }
@@ -215,14 +213,11 @@ fn side_by_side<T>(
 
 /// The words of a line of [`MACHINES`] that are in no name of a cell that was run.
 fn without_cells<'w>(said: &str, words: &'w str) -> Vec<&'w str> {
-    let ran = said
-        .lines()
-        .filter(|line| line.starts_with("test ") && line.contains(" ... "));
-    let ran: Vec<&str> = ran.collect();
+    let is_test = |line: &&str| line.starts_with("test ") && line.contains(" ... ");
+    let ran: Vec<&str> = said.lines().filter(is_test).collect();
+    let has_run = |word: &&str| ran.iter().any(|line| line.contains(word));
     let words = words.split(' ').take_while(|word| !word.starts_with("--"));
-    words
-        .filter(|word| !ran.iter().any(|line| line.contains(word)))
-        .collect()
+    words.filter(|word| !has_run(word)).collect()
 }
 
 /// The test programs of [`MACHINES`] by name.
@@ -290,13 +285,11 @@ impl Machine {
     /// where all wait. So no bound on time falls on a slow or busy host, waiting costs nothing, and
     /// it takes the time that others leave. It needs no network.
     fn boot(&self, disk: &Path) -> Command {
-        let mut command = command(
-            "setpriv",
-            &format!(
-                "--pdeathsig KILL nice {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none \
-                 -monitor none -serial stdio -nic none -no-reboot"
-            ),
+        let words = format!(
+            "--pdeathsig KILL nice {QEMU} -accel tcg -icount shift=1,sleep=off -cpu Nehalem -m 2560 -display none -vga none \
+             -monitor none -serial stdio -nic none -no-reboot"
         );
+        let mut command = command("setpriv", &words);
         for (disk, keeps) in [(&*self.system.join("disk"), self.keeps), (disk, false)] {
             let snapshot = if keeps { "off" } else { "on" };
             let file = disk.display();
@@ -327,10 +320,8 @@ pub fn system() -> Result<PathBuf> {
         fs::write(root.join("etc/systemd/system/cells.service"), UNIT)?;
         let name = "gpu001";
         fs::write(root.join("etc/hostname"), name)?;
-        fs::write(
-            root.join("etc/hosts"),
-            format!("127.0.0.1 localhost {name}\n"),
-        )?;
+        let hosts = format!("127.0.0.1 localhost {name}\n");
+        fs::write(root.join("etc/hosts"), hosts)?;
         fs::create_dir_all(root.join("disk"))?;
         for words in [
             "enable cells".to_owned(),
@@ -355,11 +346,8 @@ pub fn system() -> Result<PathBuf> {
 
 /// An ext4 file system with the files of a directory; it takes no more room than these.
 fn image(file: &Path, of: &Path, size: &str) -> Result<()> {
-    let words = format!(
-        "-q -F -t ext4 -d {} {} {size}",
-        of.display(),
-        file.display()
-    );
+    let (file, of) = (file.display(), of.display());
+    let words = format!("-q -F -t ext4 -d {of} {file} {size}");
     quietly(&mut command("/usr/sbin/mke2fs", &words))
 }
 
@@ -374,10 +362,8 @@ fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
     let repository = content.join("repository");
     quietly(command("cp", "-r --parents etc docs tests fuzz/corpus").arg(&repository))?;
     let debug = content.join("build/debug");
-    for file in list(&build.join("debug"))?
-        .iter()
-        .filter(|file| is_program(file))
-    {
+    let built = list(&build.join("debug"))?;
+    for file in built.iter().filter(|file| is_program(file)) {
         link(file, &debug)?;
     }
     for name in SHIPPED.split(' ') {
@@ -387,10 +373,8 @@ fn disk(place: &Path, cells: &[Cells], cut: Option<&str>) -> Result<PathBuf> {
     for (program, _) in cells {
         link(program, &debug.join("deps"))?;
     }
-    for package in list(&build.join(PACKAGES))?
-        .iter()
-        .filter(|file| is_a(file, "deb"))
-    {
+    let packages = list(&build.join(PACKAGES))?;
+    for package in packages.iter().filter(|file| is_a(file, "deb")) {
         link(package, &content.join("packages"))?;
     }
     fs::write(content.join("run"), script(cells, &cargo::root()?, &build)?)?;
@@ -437,8 +421,7 @@ fn script(cells: &[Cells], repository: &Path, build: &Path) -> Result<String> {
 mod tests {
     #[test]
     fn a_word_without_a_cell_is_told() {
-        let said =
-            "running 2 tests\ntest seen::one ... ok (1.0 s)\ntest a::b ... FAILED\nnot held::\n";
+        let said = "test seen::one ... ok (1.0 s)\ntest a::b ... FAILED\nnot held::\n";
         let missing = |words| super::without_cells(said, words);
         assert_eq!(missing("seen:: a:: --skip held::"), [""; 0]);
         assert_eq!(missing("seen:: held::"), ["held::"]);

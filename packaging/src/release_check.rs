@@ -13,7 +13,6 @@ use crate::files::{emptied, is_a, list};
 use crate::package::{self, VERSION};
 use crate::{cargo, install};
 
-/// `release-check`'s options.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// The tag that is to be: must be 'v' and the version
@@ -105,10 +104,8 @@ fn lintian() -> Result<()> {
 fn rpmlint() -> Result<()> {
     install::program("/usr/bin/rpmlint", "rpmlint")?;
     let mut rpmlint = command("/usr/bin/rpmlint", "-c packaging/rpm/rpmlint.toml");
-    let output = rpmlint
-        .args(made("rpm")?)
-        .output()
-        .context("cannot start rpmlint")?;
+    let output = rpmlint.args(made("rpm")?).output();
+    let output = output.context("cannot start rpmlint")?;
     let said = String::from_utf8_lossy(&output.stdout);
     match output.status.success() && said.contains(" 0 errors, 0 warnings") {
         true => Ok(()),

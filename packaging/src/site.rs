@@ -76,13 +76,16 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let page = String::from_utf8_lossy(&output.stdout).into_owned();
     let result = page.split_once("RESULT\n");
     let result = result.and_then(|(_, rest)| rest.split_once("\nEND"));
-    match result {
-        Some((result, _)) if result.contains("links lead somewhere") => Ok(result.to_owned()),
-        Some((result, _)) => bail!("the site:\n{result}"),
-        None => bail!(
+    let Some((result, _)) = result else {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!(
             "the browser gave no result ({}): {}",
             output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        ),
+            why.trim()
+        );
+    };
+    if !result.contains("links lead somewhere") {
+        bail!("the site:\n{result}");
     }
+    Ok(result.to_owned())
 }

@@ -200,9 +200,10 @@ fn free(stages: &[(&Stage, bool)], when: &str) -> Option<usize> {
 fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     let mut wanted = Vec::new();
     for name in names {
-        let known = stages().find(|stage| stage.name == name);
-        let stage =
-            known.with_context(|| format!("no stage '{name}': see 'cargo xtask test --list'"))?;
+        let unknown = || format!("no stage '{name}': see 'cargo xtask test --list'");
+        let stage = stages()
+            .find(|stage| stage.name == name)
+            .with_context(unknown)?;
         wanted.extend(stage.needs.into_iter().chain([stage.name]));
     }
     let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.name);
@@ -263,16 +264,14 @@ impl Report {
 
     fn stage(&mut self, stage: &Stage) {
         let (name, started) = (stage.name, Instant::now());
-        match name {
-            "setup" => {
-                let done = slurm();
-                self.verdict(name, started, Tally::default(), done);
-            }
-            _ => match command_of(stage) {
-                Ok(Ok(command)) => self.command(name, command),
-                Ok(Err(why)) => self.skip(&format!("{name}: {why:#}")),
-                Err(error) => self.verdict(name, started, Tally::default(), Err(error)),
-            },
+        if name == "setup" {
+            let done = slurm();
+            return self.verdict(name, started, Tally::default(), done);
+        }
+        match command_of(stage) {
+            Ok(Ok(command)) => self.command(name, command),
+            Ok(Err(why)) => self.skip(&format!("{name}: {why:#}")),
+            Err(error) => self.verdict(name, started, Tally::default(), Err(error)),
         }
     }
 
@@ -294,8 +293,7 @@ impl Report {
     /// Runs a stage's command, shows what it prints, and counts its tests.
     fn tallied(&mut self, name: &str, command: &mut Command) -> (Tally, Result<()>) {
         let words = command.get_args().map(|word| word.to_string_lossy());
-        let words: Vec<_> = words.collect();
-        let words = words.join(" ");
+        let words = words.collect::<Vec<_>>().join(" ");
         let words = words.rsplit(" cargo ").next().unwrap_or_default();
         self.say(&format!("\n=== {name}: cargo {words}"));
         let mut tally = Tally::default();

@@ -55,10 +55,8 @@ fn texts(repository: &Path) -> Result<Files> {
 
 /// The man pages and the completions.
 fn manual(dir: &Path) -> Result<Files> {
-    let pages = pages::all()?.into_iter();
-    let mut files: Files = pages
-        .map(|(name, text)| (dir.join("man").join(name), text.into_bytes()))
-        .collect();
+    let page = |(name, text): (String, String)| (dir.join("man").join(name), text.into_bytes());
+    let mut files: Files = pages::all()?.into_iter().map(page).collect();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let into = dir.join("completions").join(shell.to_string());
         for program in programs::all() {
@@ -77,11 +75,8 @@ mod tests {
     fn the_repositorys_texts_are_what_the_tables_say() {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for (path, text) in texts(&repository).unwrap() {
-            assert!(
-                fs::read(&path).unwrap() == text,
-                "'{}': run 'cargo xtask texts'",
-                path.display()
-            );
+            let is_so = fs::read(&path).unwrap() == text;
+            assert!(is_so, "'{}': run 'cargo xtask texts'", path.display());
         }
     }
 }

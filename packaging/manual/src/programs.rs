@@ -84,42 +84,26 @@ mod tests {
         let pages = crate::pages::all().unwrap();
         for program in all() {
             let page = &pages[&format!("{}.{}", program.name, program.section)];
-            for (number, (name, mut command)) in
-                with_subcommands(&program.command).into_iter().enumerate()
-            {
-                assert!(
-                    number == 0 || page.contains(&format!(".SS \"{name}\"")),
-                    "no heading '{name}'"
-                );
-                let shown = command
-                    .get_arguments()
-                    .filter(|argument| !argument.is_hide_set());
-                let flags: Vec<String> = shown
-                    .filter_map(|argument| Some(argument.get_long()?.to_owned()))
-                    .collect();
-                assert!(
-                    flags.iter().any(|flag| flag == "help"),
-                    "{name} has no --help"
-                );
+            let plain = page.replace("\\-", "-");
+            let completions = SHELLS.map(|shell| (shell, text(shell, &program)));
+            for (name, mut command) in with_subcommands(&program.command) {
+                let has_heading = page.contains(&format!(".SS \"{name}\""));
+                assert!(name == program.name || has_heading, "no heading '{name}'");
+                let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+                let flags = shown.filter_map(|arg| Some(arg.get_long()?.to_owned()));
+                let flags: Vec<String> = flags.collect();
+                assert!(flags.contains(&"help".to_owned()), "{name} has no --help");
                 let help = command.render_long_help().to_string();
                 for flag in flags {
                     let dashed = format!("--{flag}");
                     assert!(help.contains(&dashed), "{name} --help has no {dashed}");
                     // mps-prologue alone calls mpsd.
-                    assert!(
-                        program.name == "mpsd" || page.replace("\\-", "-").contains(&dashed),
-                        "the page of {name} has no {dashed}"
-                    );
-                    for shell in SHELLS {
-                        let word = if shell == Shell::Fish {
-                            format!("-l {flag}")
-                        } else {
-                            dashed.clone()
-                        };
-                        assert!(
-                            text(shell, &program).contains(&word),
-                            "{shell}: no {dashed} of {name}"
-                        );
+                    let is_told = program.name == "mpsd" || plain.contains(&dashed);
+                    assert!(is_told, "the page of {name} has no {dashed}");
+                    for (shell, text) in &completions {
+                        let of_fish = *shell == Shell::Fish && text.contains(&format!("-l {flag}"));
+                        let has_it = of_fish || text.contains(&dashed);
+                        assert!(has_it, "{shell}: no {dashed} of {name}");
                     }
                 }
             }
@@ -144,11 +128,8 @@ mod tests {
                 let examples = help.split_once("\nExamples:\n");
                 let examples = examples.map_or("", |(_, examples)| examples);
                 assert!(!examples.trim().is_empty(), "{name} has none");
-                for line in examples
-                    .lines()
-                    .map(str::trim_start)
-                    .filter(|line| !line.is_empty())
-                {
+                let lines = examples.lines().map(str::trim_start);
+                for line in lines.filter(|line| !line.is_empty()) {
                     assert!(line.starts_with(&name), "{name}: {line}");
                     if let Err(why) = program.command.clone().try_get_matches_from(words(line)) {
                         panic!("{line}: {why}");
@@ -160,20 +141,14 @@ mod tests {
 
     #[test]
     fn a_shell_completes_the_tokens_of_a_request() {
-        let programs = all().into_iter();
-        for program in programs.filter(|program| ["mpsctl", "mps-prologue"].contains(&program.name))
-        {
+        let takes_one = |program: &Program| ["mpsctl", "mps-prologue"].contains(&program.name);
+        let keys = mpsd_core::request::Key::ALL.into_iter();
+        let tokens: Vec<String> = keys.flat_map(|key| key.row().completions()).collect();
+        for program in all().into_iter().filter(takes_one) {
             for shell in SHELLS {
-                let text = text(shell, &program);
-                for token in mpsd_core::request::Key::ALL
-                    .iter()
-                    .flat_map(|key| key.row().completions())
-                {
-                    assert!(
-                        text.contains(&token),
-                        "{shell}: no {token} of {}",
-                        program.name
-                    );
+                let (text, name) = (text(shell, &program), program.name);
+                for token in &tokens {
+                    assert!(text.contains(token), "{shell}: no {token} of {name}");
                 }
             }
         }

@@ -77,9 +77,11 @@ fn block(block: &str) -> Result<String> {
             _ if line.starts_with("# ") => prose.push(&line[2..]),
             _ if line.starts_with("#[[") || !example.is_empty() => example.push(&line[1..]),
             _ if line.starts_with('#') => keys.push(&line[1..]),
-            _ => bail!(
-                "mpsd.toml: '{line}' is neither a comment nor a key at its default nor a table"
-            ),
+            _ => {
+                bail!(
+                    "mpsd.toml: '{line}' is neither a comment nor a key at its default nor a table"
+                )
+            }
         }
     }
     if !keys.is_empty() {
@@ -103,8 +105,7 @@ fn paragraph(lines: &[&str]) -> String {
         return String::new();
     }
     let lines = lines.iter().map(|line| format!("{}\n", guarded(line)));
-    let lines: Vec<String> = lines.collect();
-    format!(".PP\n{}", lines.concat())
+    format!(".PP\n{}", String::from_iter(lines))
 }
 
 /// A text line that roff does not take for a request.

@@ -29,11 +29,10 @@ pub const RESULTS: &str = "tests/hardware/results";
 
 /// `page` with `text` between the line `begin` and the next end.
 fn filled(page: &str, begin: &str, text: &str) -> Result<String> {
-    let parts = page
-        .split_once(begin)
-        .and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) =
-        parts.with_context(|| format!("no place for a table: '{}'", begin.trim_end()))?;
+    let parts = page.split_once(begin);
+    let parts = parts.and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let none = || format!("no place for a table: '{}'", begin.trim_end());
+    let (before, after) = parts.with_context(none)?;
     Ok(format!("{before}{begin}{text}{END}{after}"))
 }
 
@@ -153,13 +152,8 @@ pub fn in_programs(page: &str, runs: &[(&String, String)]) -> Result<String> {
             row.seen
         )
     };
-    let needs_something = |row: &&KnownProgram| !row.needs.is_empty();
-    let lines: String = PROGRAMS
-        .program
-        .iter()
-        .filter(needs_something)
-        .map(line)
-        .collect();
+    let programs = PROGRAMS.program.iter().filter(|row| !row.needs.is_empty());
+    let lines: String = programs.map(line).collect();
     let head = "| program | under MPS | needs |\n|---|---|---|\n";
     let page = filled(page, ALL_PROGRAMS, &format!("{head}{lines}"))?;
     filled(&page, FIGURES, &figures(runs)?)
@@ -249,9 +243,8 @@ fn windows(row: &Value, of: &str, mode: &str) -> Vec<f64> {
 /// says little.
 fn compared(row: &Value, of: &str, mode: &str) -> Option<Ordering> {
     let (under, without) = (windows(row, of, mode), windows(row, of, "without"));
-    let mut pairs = under
-        .iter()
-        .flat_map(|a| without.iter().map(|b| a.total_cmp(b)));
+    let compared = |a: &f64| without.iter().map(|b| a.total_cmp(b)).collect::<Vec<_>>();
+    let mut pairs = under.iter().flat_map(compared);
     let first = pairs.next()?;
     pairs.all(|other| other == first).then_some(first)
 }

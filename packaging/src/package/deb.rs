@@ -15,9 +15,9 @@ use crate::install;
 
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     install::program("/usr/bin/dpkg-deb", "dpkg")?;
-    Package::ALL
-        .iter()
-        .map(|package| one(release, *package, &work.join("deb"), out))
+    let packages = Package::ALL.into_iter();
+    packages
+        .map(|package| one(release, package, &work.join("deb"), out))
         .collect()
 }
 
@@ -33,15 +33,13 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     let own = release.files.iter().filter(|file| file.package == package);
     let paths = own.map(|file| file.to.trim_start_matches('/'));
     let paths: Vec<&str> = paths.collect();
-    let mut copy = command(
-        "cp",
-        "--no-dereference --preserve=mode --parents --target-directory",
-    );
+    let words = "--no-dereference --preserve=mode --parents --target-directory";
+    let mut copy = command("cp", words);
     quietly(copy.arg(&dir).args(&paths).current_dir(&release.tree))?;
-    for page in paths
+    let pages = paths
         .iter()
-        .filter(|path| path.starts_with("usr/share/man/"))
-    {
+        .filter(|path| path.starts_with("usr/share/man/"));
+    for page in pages {
         gzip(&dir.join(page))?;
     }
     documents(release, package, version, &dir)?;
@@ -51,10 +49,8 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     let words = "-type d -exec chmod 755 {} +";
     quietly(Command::new("find").arg(&dir).args(words.split(' ')))?;
     let mut command = Command::new("/usr/bin/dpkg-deb");
-    command
-        .args(["--root-owner-group", "-Zxz", &format!("-z{compression}")])
-        .arg("--build")
-        .args([&dir, &made]);
+    command.args(["--root-owner-group", "-Zxz", &format!("-z{compression}")]);
+    command.arg("--build").args([&dir, &made]);
     quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
     take_over(&made, out)
 }

@@ -15,7 +15,6 @@ pub enum Package {
 }
 
 impl Package {
-    /// All of them; the others need the first.
     pub const ALL: [Package; 3] = [Package::Base, Package::Pbs, Package::Slurm];
 
     pub fn name(self) -> &'static str {

@@ -26,7 +26,6 @@ pub use release::VERSION;
 use release::{Release, date};
 use repository::Repository;
 
-/// `dist`'s options.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Where the packages go; emptied first
@@ -125,10 +124,8 @@ fn pack(options: &Options) -> Result<Vec<PathBuf>> {
     fs::write(out.join("SHA256SUMS"), sums)?;
     let compiler = wrote(&mut cargo::rustc(&["--version"]))?;
     let (notes, compiler) = (notes()?, compiler.trim());
-    fs::write(
-        out.join("notes.md"),
-        format!("{notes}\nBuilt with {compiler}.\n"),
-    )?;
+    let notes = format!("{notes}\nBuilt with {compiler}.\n");
+    fs::write(out.join("notes.md"), notes)?;
     fs::remove_dir_all(&work)?;
     Ok(packages)
 }

@@ -11,9 +11,8 @@ const STAMP: &str = "plugin_version";
 /// `SLURM_VERSION_NUM(major, minor, 0)` of a release as `YY.MM`
 /// (slurm.h: major << 16 | minor << 8 | micro).
 fn number(release: &str) -> Result<u32> {
-    let parts = release
-        .split_once('.')
-        .filter(|(major, minor)| major.len() == 2 && minor.len() == 2);
+    let parts = release.split_once('.');
+    let parts = parts.filter(|(major, minor)| major.len() == 2 && minor.len() == 2);
     let (major, minor) =
         parts.with_context(|| format!("'{release}' is no release of Slurm: YY.MM, as in 22.05"))?;
     let (major, minor): (u8, u8) = (major.parse()?, minor.parse()?);
@@ -41,9 +40,10 @@ fn symbol(elf: &ElfFile64<'_>, name: &str) -> Result<(usize, u64)> {
     let mut symbols = elf.dynamic_symbols();
     let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
     let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
-    let section = symbol.section_index();
-    let section = section.context("a symbol without a section")?;
-    let section = elf.section_by_index(section)?;
+    let index = symbol
+        .section_index()
+        .context("a symbol without a section")?;
+    let section = elf.section_by_index(index)?;
     let (start, _) = section.file_range().context("a section without bytes")?;
     let within = symbol.address().checked_sub(section.address());
     let at = start + within.context("a symbol before its section")?;

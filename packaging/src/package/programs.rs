@@ -81,10 +81,8 @@ pub fn everything(machine: Machine, quick: bool) -> Result<Built> {
         .status()
         .context("cannot start cargo")?;
     let (name, target) = (machine.name(), target_directory()?);
-    ensure!(
-        status.success(),
-        "'cargo zigbuild' for {name} failed ({status})"
-    );
+    let is_good = status.success();
+    ensure!(is_good, "'cargo zigbuild' for {name} failed ({status})");
     let profile = if quick { "debug" } else { "release" };
     let manual = target.join("manual");
     let to = manual.display();
@@ -116,13 +114,10 @@ pub fn portable(machine: Machine, quick: bool, verb: &str) -> Result<Command> {
     }
     let zig = install::zig()?;
     let mut command = Command::new(zig.join("cargo-zigbuild"));
-    command
-        .args([verb, "--locked", "--target"])
-        .arg(format!("{triple}.{}.{}", GLIBC.0, GLIBC.1));
-    command
-        .env("PATH", install::path(&zig)?)
-        .env("RUSTFLAGS", remapped()?)
-        .stdin(Stdio::null());
+    command.args([verb, "--locked", "--target"]);
+    command.arg(format!("{triple}.{}.{}", GLIBC.0, GLIBC.1));
+    command.env("PATH", install::path(&zig)?);
+    command.env("RUSTFLAGS", remapped()?).stdin(Stdio::null());
     match quick {
         true => command.env("CARGO_PROFILE_DEV_STRIP", "symbols"),
         false => command.arg("--release"),

@@ -78,9 +78,8 @@ impl Repository<'_> {
 
     fn sign(&self, how: &str, file: &Path, to: &Path) -> Result<()> {
         let mut command = gpg();
-        command
-            .args(["--yes", "--local-user", self.key, "--output"])
-            .arg(to);
+        command.args(["--yes", "--local-user", self.key, "--output"]);
+        command.arg(to);
         quietly(command.args(how.split(' ')).arg(file))
     }
 }

@@ -107,13 +107,11 @@ fn files(release: &Release, package: Package) -> String {
         let ours = Path::new(&path).ancestors().skip(1);
         let ours = ours.filter(|directory| is_ours(directory));
         directories.extend(ours.map(|directory| format!("%dir {}", directory.display())));
-        let mode = file.mode.map_or(String::new(), |mode| {
-            format!("%attr({mode:04o},root,root) ")
-        });
-        let kept = match path.starts_with("/etc/") {
-            true => "%config(noreplace) ",
-            false => "",
-        };
+        let mode = file
+            .mode
+            .map(|mode| format!("%attr({mode:04o},root,root) "));
+        let kept = path.starts_with("/etc/").then_some("%config(noreplace) ");
+        let (mode, kept) = (mode.unwrap_or_default(), kept.unwrap_or_default());
         lines.push(format!("{mode}{kept}{path}"));
     }
     lines.extend(directories);
@@ -134,11 +132,8 @@ mod tests {
     #[test]
     fn two_packages_that_differ_in_their_machine_alone_become_one() {
         let packed_for = |number: u8| {
-            [
-                &[0xed, 0xab, 0xee, 0xdb, 3, 0, 0, 0, 0, number][..],
-                b"mpsd-pbs",
-            ]
-            .concat()
+            let lead = [0xed, 0xab, 0xee, 0xdb, 3, 0, 0, 0, 0, number];
+            [&lead[..], b"mpsd-pbs"].concat()
         };
         let mut arm = packed_for(19);
         settle_lead(&mut arm).unwrap();

@@ -27,9 +27,9 @@ pub fn stage(dir: &Path, built: &Built, date: &str) -> Result<Vec<Entry>> {
     }
     let mut files = each_file()?;
     files.sort();
-    files
-        .iter()
-        .try_for_each(|entry| put(dir, entry, built, date))?;
+    for entry in &files {
+        put(dir, entry, built, date)?;
+    }
     Ok(files)
 }
 
@@ -87,9 +87,10 @@ fn bytes(entry: &Entry, built: &Built, date: &str) -> Result<Vec<u8>> {
             let (before, after) = parts.context("a title with a date already")?;
             Ok(format!("{before}\" \"{date}\" \"mpsd {after}").into_bytes())
         }
-        "completion" => Ok(fs::read(
-            built.manual.join("completions").join(from).join(name),
-        )?),
+        "completion" => {
+            let shell = built.manual.join("completions").join(from);
+            Ok(fs::read(shell.join(name))?)
+        }
         "crates" => Ok(built.crates.clone().into_bytes()),
         kind => {
             let to = &entry.to;
@@ -133,11 +134,8 @@ fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
 
 fn rendered(text: &[u8]) -> Result<Vec<u8>> {
     let text = std::str::from_utf8(text)?.replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-");
-    let (bin, libexec) = (
-        "PROGRAMS = \"/usr/bin\"",
-        "PROGRAMS = \"/usr/libexec/mpsd\"",
-    );
-    let text = text.replace(bin, libexec);
+    let libexec = "PROGRAMS = \"/usr/libexec/mpsd\"";
+    let text = text.replace("PROGRAMS = \"/usr/bin\"", libexec);
     match text.contains("/usr/libexec/mpsd") {
         true => Ok(text.into_bytes()),
         false => bail!("the text names none of our programs"),
@@ -157,11 +155,9 @@ mod tests {
         let links = links.map(|entry| (&entry.to, plain(&entry.to, &entry.from)));
         let links: Vec<_> = links.collect();
         let there: BTreeSet<_> = all.iter().map(|entry| PathBuf::from(&entry.to)).collect();
-        let pages = all
-            .iter()
-            .filter(|entry| entry.to.starts_with(GUIDE) && entry.to.ends_with(".md"));
+        let is_page = |entry: &&Entry| entry.to.starts_with(GUIDE) && entry.to.ends_with(".md");
         let mut found = 0;
-        for entry in pages {
+        for entry in all.iter().filter(is_page) {
             let text = fs::read_to_string(cargo::root().unwrap().join(&entry.from)).unwrap();
             let text = page(&text);
             let parts = text.split("](").skip(1);

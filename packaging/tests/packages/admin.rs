@@ -15,12 +15,11 @@ use crate::machine::{Machine, bootable};
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    BEFORE, NAMES, monitoring, older, open_to_all, package, packages, repository, said, skip,
-    target, units,
+    BEFORE, NAMES, has_all, monitoring, older, package, packages, put_program, repository, said,
+    skip, target, units,
 };
 
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
-const VERSIONS: &str = "dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm";
 const ACTIVE: &str = "systemctl is-active mpsd.service mpsd-reconcile.timer";
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or belongs to the package manager.
@@ -110,10 +109,7 @@ fn install(cluster: &Machine, watch: &mut Stopwatch) {
     }
     enable(cluster, watch);
     for step in commands("fleets.md", "One configuration") {
-        assert!(
-            cluster.administrator(&step).contains("deadline_s"),
-            "{step}"
-        );
+        has_all(&cluster.administrator(&step), &["deadline_s"]);
     }
 }
 
@@ -124,8 +120,11 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     cluster.run(ACTIVE);
     assert!(!cluster.knows_the_flag(), "installing was enough");
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
-    assert!(help.contains("mpsd.8"), "{help}");
-    simulate(cluster);
+    has_all(&help, &["mpsd.8"]);
+    // The only difference from a node with GPUs.
+    let config = cluster.at(CONFIG);
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(config, KEYS.to_owned() + &text).unwrap();
     for step in commands("slurm.md", "Enable") {
         watch.take(&step, || cluster.administrator(&step));
     }
@@ -139,11 +138,8 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     enable(cluster, &mut watch);
     selftest(cluster, &mut watch);
     watch.stop("bookworm-dnf", "mpsctl selftest");
-    nothing_goes_while_a_job_runs(
-        cluster,
-        note,
-        &["dnf remove -y mpsd mpsd-slurm", "rpm --erase mpsd-slurm"],
-    );
+    let removals = ["dnf remove -y mpsd mpsd-slurm", "rpm --erase mpsd-slurm"];
+    nothing_goes_while_a_job_runs(cluster, note, &removals);
     for step in commands("install.md", "Remove with dnf") {
         cluster.administrator(&step);
     }
@@ -154,45 +150,33 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     cluster.idle();
 }
 
-fn simulate(cluster: &Machine) {
-    let config = cluster.at(CONFIG);
-    let text = fs::read_to_string(&config).unwrap();
-    fs::write(config, KEYS.to_owned() + &text).unwrap();
-}
-
 /// The guide's last command, run by the user: all is well. A client of the double replaces the
 /// probe, which needs a real CUDA.
 fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
     cluster.idle();
     let told = cluster.administrator("mpsctl slurm check");
-    assert!(told.contains("slurmd has loaded our plugin"), "{told}");
+    has_all(&told, &["slurmd has loaded our plugin"]);
     let probe = cluster.at("/usr/libexec/mpsd/mps-probe");
     let real = fs::read(&probe).unwrap();
-    // Replaced by a rename, because it may be running.
-    let put = |bytes: &[u8]| {
-        let new = probe.with_extension("new");
-        fs::write(&new, bytes).unwrap();
-        open_to_all(&new);
-        fs::rename(&new, &probe).unwrap();
-    };
-    put(format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" ")).as_bytes());
+    put_program(&probe, client());
     for step in commands("install.md", "Last, one job") {
         let told = watch.take(&step, || cluster.user(&step));
         assert!(told.ends_with("OK    selftest\n"), "{told}");
     }
-    put(&real);
+    put_program(&probe, real);
     cluster.nothing_is_left();
+}
+
+fn client() -> String {
+    format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" "))
 }
 
 #[track_caller]
 fn are_under_mps(records: &[Record], uid: u32) {
     for record in records {
         assert!(record.under_mps && record.error.is_none(), "{record:?}");
-        assert_eq!(
-            (record.uid, record.sms),
-            (Some(uid), Some(32)),
-            "{record:?}"
-        );
+        assert_eq!(record.uid, Some(uid), "{record:?}");
+        assert_eq!(record.sms, Some(32), "{record:?}");
         assert_eq!(record.daemon_pid, records[0].daemon_pid, "{record:?}");
         let pipe = format!("/run/mpsd/jobs/{}/pipe", record.job.as_deref().unwrap());
         assert_eq!(record.pipe_directory, Some(pipe), "{record:?}");
@@ -204,20 +188,15 @@ fn are_under_mps(records: &[Record], uid: u32) {
 }
 
 fn uid(cluster: &Machine) -> u32 {
-    cluster
-        .run(&format!("id -u {USER}"))
-        .trim()
-        .parse()
-        .unwrap()
+    let uid = cluster.run(&format!("id -u {USER}"));
+    uid.trim().parse().unwrap()
 }
 
 fn jobs(cluster: &mut Machine) -> String {
     cluster.idle();
     let plain = &cluster.clients(&["--gres=gpu:1"])[0];
-    assert!(
-        !plain.under_mps && plain.pipe_directory.is_none() && plain.job.is_none(),
-        "{plain:?}"
-    );
+    let is_plain = plain.pipe_directory.is_none() && plain.job.is_none();
+    assert!(!plain.under_mps && is_plain, "{plain:?}");
 
     let records = cluster.clients(&[&QUARTER[..], &["-n2"]].concat());
     assert_eq!(records.len(), 2, "{records:?}");
@@ -226,23 +205,16 @@ fn jobs(cluster: &mut Machine) -> String {
 
     let words = ["--gres=gpu:1", "--mps", "--mps-threads=300", "true"];
     let refused = cluster.srun(&words).output().unwrap();
-    let said = said(&refused);
-    let names_it = said.contains("--mps-threads") && said.contains("300");
-    assert!(!refused.status.success() && names_it, "{said}");
+    assert!(!refused.status.success());
+    has_all(&said(&refused), &["--mps-threads", "300"]);
     records[0].job.clone().unwrap()
 }
 
 /// Every command of the quick start for Slurm. A client of the double replaces the user's program.
 fn quick_start(cluster: &mut Machine) {
-    let solver = format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" "));
-    for (name, text) in [
-        ("solver", &solver),
-        ("job.sh", &script("quick-start.md", "Slurm")),
-    ] {
-        let path = cluster.at(&format!("/home/{USER}/{name}"));
-        fs::write(&path, text).unwrap();
-        open_to_all(&path);
-    }
+    let home = cluster.at(&format!("/home/{USER}"));
+    put_program(&home.join("solver"), client());
+    put_program(&home.join("job.sh"), script("quick-start.md", "Slurm"));
     let lines = commands("quick-start.md", "Slurm");
     // mps-probe needs a real CUDA: `cargo xtask hardware` runs it.
     for line in lines.iter().filter(|line| !line.contains("mps-probe")) {
@@ -252,10 +224,8 @@ fn quick_start(cluster: &mut Machine) {
         let tasks = tasks.map_or(8, |(_, rest)| rest[..1].parse().unwrap());
         assert_eq!(records.len(), tasks, "{line}: {wrote}");
         for record in &records {
-            assert!(
-                record.under_mps && record.error.is_none(),
-                "{line}: {record:?}"
-            );
+            let is_right = record.under_mps && record.error.is_none();
+            assert!(is_right, "{line}: {record:?}");
             assert_eq!(record.uid, Some(uid(cluster)), "{line}: {record:?}");
         }
         cluster.nothing_is_left();
@@ -275,10 +245,7 @@ fn a_shell_of_ssh_is_told(cluster: &Machine) {
         cluster.run(&line)
     };
     let told = shell("bash -l -i -c true", "77");
-    assert!(
-        told.contains("job 77 has an MPS") && told.contains("mpsctl env --job 77"),
-        "{told}"
-    );
+    has_all(&told, &["job 77 has an MPS", "mpsctl env --job 77"]);
     for (words, job) in [
         ("bash -l -i -c true", "78"),
         ("bash -l -c true", "77"),
@@ -296,7 +263,7 @@ fn who_had_mps(cluster: &Machine, job: &str) {
     cluster.user(&forged);
     cluster.run("journalctl --sync");
     let sent = cluster.administrator("journalctl --no-pager MPSD_EVENT=begin");
-    assert!(sent.contains("forged"), "{sent}");
+    has_all(&sent, &["forged"]);
     let told = [
         ["MPS ready for user 'worker' on GPU-", ": threads 25 %"],
         ["MPSD_EVENT=end", "MPSD_LIMITS=threads 25 %"],
@@ -308,9 +275,7 @@ fn who_had_mps(cluster: &Machine, job: &str) {
         let line = line.replace("MPSD_JOB=2 ", &format!("MPSD_JOB={job} "));
         let text = cluster.administrator(&line);
         assert!(!text.contains("forged"), "{line}: {text}");
-        for word in words {
-            assert!(text.contains(word), "{line}: no '{word}': {text}");
-        }
+        has_all(&text, &words);
     }
 }
 
@@ -320,9 +285,8 @@ fn report_a_problem(cluster: &Machine) {
     let steps = commands("troubleshooting.md", "To report a problem");
     let said = |step: &String| cluster.administrator(&format!("{step} || true"));
     let text: String = steps.iter().map(said).collect();
-    for words in ["OK    Slurm", "mpsd.service", "deadline_s", "mps-prologue["] {
-        assert!(text.contains(words), "no '{words}' in {text}");
-    }
+    let words = ["OK    Slurm", "mpsd.service", "deadline_s", "mps-prologue["];
+    has_all(&text, &words);
 }
 
 /// A job survives restarts and an upgrade; the newer epilogue ends it.
@@ -333,10 +297,8 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
     let home = format!("0::/system.slice/mpsd.service/{job}");
     let lives = |cluster: &Machine, when: &str| {
         let cgroup = cluster.run(&format!("cat /proc/{daemon}/cgroup"));
-        assert!(
-            cgroup.lines().any(|line| line == home),
-            "{when}: '{cgroup}'"
-        );
+        let is_home = cgroup.lines().any(|line| line == home);
+        assert!(is_home, "{when}: '{cgroup}'");
         let jobs = listed(&cluster.at("/run/mpsd/jobs"));
         assert!(jobs.contains(&job), "{when}: {jobs:?}");
     };
@@ -348,33 +310,23 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
 
     let changed = configuration(cluster);
     cluster.run("cd /root/newer\napt install ./mpsd_*.deb ./mpsd-slurm_*.deb");
-    assert_eq!(
-        configuration(cluster),
-        changed,
-        "the upgrade took the configuration"
+    assert!(
+        configuration(cluster) == changed,
+        "the configuration is another"
     );
-    let versions = cluster.run(VERSIONS);
-    assert_eq!(
-        versions.matches(env!("CARGO_PKG_VERSION")).count(),
-        2,
-        "{versions}"
-    );
+    cluster.has_versions(env!("CARGO_PKG_VERSION"));
     cluster.run("systemctl is-enabled mpsd.service mpsd-reconcile.timer");
     cluster.run(ACTIVE);
     lives(cluster, "after the upgrade");
     cluster.run("systemctl restart mpsd.service; systemctl start mpsd-reconcile.service");
     lives(cluster, "after a restart of the newer units");
-    assert!(
-        srun.try_wait().unwrap().is_none(),
-        "the upgrade ended the job"
-    );
+    let still = srun.try_wait().unwrap().is_none();
+    assert!(still, "the upgrade ended the job");
 
     cluster.cancel(&job, srun);
     cluster.nothing_is_left();
-    are_under_mps(
-        &cluster.clients(&[&QUARTER[..], &["-n2"]].concat()),
-        uid(cluster),
-    );
+    let records = cluster.clients(&[&QUARTER[..], &["-n2"]].concat());
+    are_under_mps(&records, uid(cluster));
     cluster.nothing_is_left();
 }
 
@@ -383,23 +335,16 @@ fn restart_and_upgrade(cluster: &mut Machine, note: &Path) {
 fn go_back(cluster: &mut Machine) {
     let since = "systemctl show --property=ExecMainStartTimestampMonotonic slurmd mpsd.service";
     let state = |cluster: &Machine| {
-        (
-            fs::read_to_string(cluster.at(CONFIG)).unwrap(),
-            cluster.run(since),
-        )
+        let config = fs::read_to_string(cluster.at(CONFIG)).unwrap();
+        (config, cluster.run(since))
     };
     let before = state(cluster);
     let lines = commands("install.md", "Back to an older release");
     for step in lines.iter().filter(|step| !step.starts_with("dnf ")) {
         cluster.administrator(step);
     }
-    let versions = cluster.run(VERSIONS);
-    assert_eq!(versions.matches(BEFORE).count(), 2, "{versions}");
-    assert_eq!(
-        state(cluster),
-        before,
-        "the configuration changed, or something was restarted"
-    );
+    cluster.has_versions(BEFORE);
+    assert_eq!(state(cluster), before);
     cluster.run(ACTIVE);
     are_under_mps(&cluster.clients(&QUARTER), uid(cluster));
     cluster.nothing_is_left();
@@ -411,10 +356,8 @@ fn nothing_goes_while_a_job_runs(cluster: &mut Machine, note: &Path, removals: &
     let (srun, record) = cluster.holding(note);
     let job = record.job.unwrap();
     for line in removals {
-        let output = cluster.output(line);
-        let said = said(&output);
-        let named = said.contains(&format!("needs our files: {job}"));
-        assert!(!output.status.success() && named, "{line}: {said}");
+        let named = format!("needs our files: {job}");
+        has_all(&cluster.fails(line), &[&named]);
     }
     assert!(cluster.knows_the_flag());
     cluster.run(ACTIVE);
@@ -429,10 +372,8 @@ fn remove(root: &Root, cluster: &mut Machine, before: &BTreeMap<String, String>)
         cluster.administrator(&step);
     }
     assert!(!cluster.knows_the_flag());
-    assert!(
-        root.read(CONFIG).starts_with(KEYS),
-        "removal took the configuration"
-    );
+    let is_kept = root.read(CONFIG).starts_with(KEYS);
+    assert!(is_kept, "removal took the configuration");
     assert_eq!(cluster.run(UNITS), "", "units");
     cluster.idle();
     let plain = cluster.clients(&["--gres=gpu:1"]);
@@ -443,11 +384,7 @@ fn remove(root: &Root, cluster: &mut Machine, before: &BTreeMap<String, String>)
     let mut differing = Vec::from_iter(before.keys().chain(after.keys()));
     differing.retain(|path| before.get(*path) != after.get(*path));
     assert!(differing.is_empty(), "{differing:#?}");
-    assert!(
-        !cluster.at("/run/mpsd").exists(),
-        "{:?}",
-        listed(&cluster.at("/run/mpsd"))
-    );
+    assert!(!cluster.at("/run/mpsd").exists());
 }
 
 /// Every file of the system with its mode and owner; below /etc also its content.

@@ -2,7 +2,7 @@
 //! node, one user.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use tests::double::NodeDouble;
@@ -10,7 +10,7 @@ use tests::slurm::{Record, SITE};
 
 use crate::machine::{HOST, Machine};
 use crate::root::Root;
-use crate::{open_to_all, run, said};
+use crate::{open_to_all, run};
 
 pub const USER: &str = "worker";
 pub const VENDOR: &str = "/var/opt/vendor";
@@ -40,17 +40,13 @@ pub const NODES: [&str; 3] = ["gpu001", "gpu002", "gpu003"];
 
 /// Node `at` of the three, with these lines in Slurm's configuration.
 pub fn configure_of_three(root: &Root, at: usize, lines: &str) -> NodeDouble {
-    slurm(
-        root,
-        &(SLURM.replace("NodeName=gpu001 CPUs=4", "NodeName=gpu[001-003] CPUs=16") + lines),
-    );
-    let hosts = (1..)
-        .zip(NODES)
-        .map(|(number, name)| format!("10.77.0.{number} {name}\n"));
-    root.write(
-        "/etc/hosts",
-        &("127.0.0.1 localhost\n".to_owned() + &hosts.collect::<String>()),
-    );
+    let three = SLURM.replace("NodeName=gpu001 CPUs=4", "NodeName=gpu[001-003] CPUs=16");
+    slurm(root, &(three + lines));
+    let mut hosts = "127.0.0.1 localhost\n".to_owned();
+    for (number, name) in (1..).zip(NODES) {
+        hosts += &format!("10.77.0.{number} {name}\n");
+    }
+    root.write("/etc/hosts", &hosts);
     if at > 0 {
         root.run("systemctl disable slurmctld");
     }
@@ -61,10 +57,8 @@ pub fn configure_of_three(root: &Root, at: usize, lines: &str) -> NodeDouble {
 pub fn connect(machines: &[Machine]) {
     let ip = |of: &Machine, line: &str| {
         let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net={}", of.network().display()))
-            .arg("ip");
-        run(command.args(line.split(' ')));
+        command.arg(format!("--net={}", of.network().display()));
+        run(command.arg("ip").args(line.split(' ')));
     };
     let first = &machines[0];
     ip(first, "link add net0 type bridge");
@@ -73,10 +67,8 @@ pub fn connect(machines: &[Machine]) {
     for (number, other) in (2..).zip(&machines[1..]) {
         let network = other.network();
         let process = network.iter().nth(2).unwrap().to_str().unwrap();
-        ip(
-            first,
-            &format!("link add to{number} type veth peer name eth0 netns {process}"),
-        );
+        let pair = format!("link add to{number} type veth peer name eth0 netns {process}");
+        ip(first, &pair);
         ip(first, &format!("link set to{number} master net0 up"));
         ip(other, &format!("address add 10.77.0.{number}/24 dev eth0"));
         ip(other, "link set eth0 up");
@@ -85,10 +77,8 @@ pub fn connect(machines: &[Machine]) {
 
 fn slurm(root: &Root, conf: &str) {
     root.write("/etc/slurm/slurm.conf", &[SITE, conf].concat());
-    root.write(
-        "/etc/slurm/gres.conf",
-        "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",
-    );
+    let gres = "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n";
+    root.write("/etc/slurm/gres.conf", gres);
     // Slurm's plugin for v2 does not load if the machine below also has v1; nothing here uses
     // either.
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
@@ -98,10 +88,8 @@ fn slurm(root: &Root, conf: &str) {
 
 /// The simulated GPUs alone, on a node with a name.
 pub fn vendor(root: &Root) -> NodeDouble {
-    root.write(
-        "/etc/hosts",
-        &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"),
-    );
+    let hosts = format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n");
+    root.write("/etc/hosts", &hosts);
     gpus(root, HOST)
 }
 
@@ -130,13 +118,8 @@ impl Machine {
     }
 
     pub fn srun(&self, words: &[&str]) -> Command {
-        self.command(
-            &[
-                &["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"],
-                words,
-            ]
-            .concat(),
-        )
+        let as_user = &["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"][..];
+        self.command(&[as_user, words].concat())
     }
 
     #[track_caller]
@@ -147,14 +130,8 @@ impl Machine {
 
     #[track_caller]
     pub fn clients(&self, words: &[&str]) -> Vec<Record> {
-        let output = self.srun(&[words, &CLIENT].concat()).output().unwrap();
-        assert!(
-            output.status.success(),
-            "{words:?}: {}\n{}",
-            said(&output),
-            self.journal()
-        );
-        Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
+        let wrote = self.wrote(&mut self.srun(&[words, &CLIENT].concat()));
+        Record::all(&wrote).unwrap()
     }
 
     /// Starts a client with a quarter of a GPU that stays until the job is ended. Returns the
@@ -176,10 +153,29 @@ impl Machine {
         srun.wait().unwrap();
     }
 
+    /// Our drain of the node by this job, as root's file has it.
+    pub fn mark_drained(&self, reason: &str, job: &str, delivered: bool) -> PathBuf {
+        let drains = self.at("/var/lib/mpsd/drains");
+        fs::create_dir_all(&drains).unwrap();
+        let marker = drains.join(format!("slurm-{HOST}"));
+        let text = serde_json::json!({
+            "version": 1, "scheduler": "slurm", "node": HOST, "reason": reason, "job": job,
+            "gpus": [], "delivered": delivered, "when": 1,
+        });
+        fs::write(&marker, text.to_string()).unwrap();
+        marker
+    }
+
     /// Runs an administrator's command from the guide, in the directory with the packages.
     #[track_caller]
     pub fn administrator(&self, line: &str) -> String {
         self.run(&format!("cd /root/packages\n{line}"))
+    }
+
+    #[track_caller]
+    pub fn has_versions(&self, version: &str) {
+        let versions = self.run("dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm");
+        assert_eq!(versions.matches(version).count(), 2, "{versions}");
     }
 
     /// Whether srun knows our options, which means that Slurm has loaded the plugin.
@@ -192,16 +188,11 @@ impl Machine {
         let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";
         let installed = self.run(list);
         let files = installed.lines().filter(|path| self.at(path).is_file());
-        let mut files: Vec<String> = files.map(str::to_owned).collect();
-        files.extend(
-            listed(&self.at(VENDOR))
-                .iter()
-                .map(|name| format!("{VENDOR}/{name}")),
-        );
-        assert!(
-            files.iter().any(|file| file.ends_with("/mpsd")),
-            "{files:?}"
-        );
+        let vendors = listed(&self.at(VENDOR)).into_iter();
+        let vendors = vendors.map(|name| format!("{VENDOR}/{name}"));
+        let files: Vec<String> = files.map(str::to_owned).chain(vendors).collect();
+        let has_ours = files.iter().any(|file| file.ends_with("/mpsd"));
+        assert!(has_ours, "{files:?}");
         files
     }
 
@@ -229,10 +220,8 @@ impl Machine {
             assert_eq!(text, "default\n", "{mode}");
         }
         let failed = self.run("systemctl --failed --plain --no-legend");
-        assert!(
-            !failed.contains("mps") && !failed.contains("slurm"),
-            "{failed}"
-        );
+        let is_ours = failed.contains("mps") || failed.contains("slurm");
+        assert!(!is_ours, "{failed}");
     }
 }
 
@@ -241,9 +230,7 @@ impl Machine {
 fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
     let is_one = |file: &&str| {
         let file = file.strip_suffix(" (deleted)").unwrap_or(file);
-        programs
-            .iter()
-            .any(|program| file.ends_with(program.as_str()))
+        programs.iter().any(|program| file.ends_with(&**program))
     };
     running.lines().filter(is_one).collect()
 }

@@ -5,16 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{NAMES, arm64, package, packages, run, skip, target};
+use crate::cluster::listed;
+use crate::{NAMES, arm64, emptied, package, packages, paths, run, skip};
 
 /// Queries of `rpm -qp`.
 const FILES: &str = "[%{FILEMODES:perms} %{FILEUSERNAME}/%{FILEGROUPNAME} %{FILENAMES} %{FILELINKTOS} (%{FILEFLAGS:fflags})\n]";
 const RELATIONS: &str = "[%{REQUIRES}\n]%{VERSION}-%{RELEASE}";
 
 fn rpm(package: &Path, query: &str) -> String {
-    run(Command::new("rpm")
-        .args(["-qp", "--qf", query, "--"])
-        .arg(package))
+    let mut rpm = Command::new("rpm");
+    run(rpm.args(["-qp", "--qf", query, "--"]).arg(package))
 }
 
 fn deb_files(package: &Path) -> Vec<String> {
@@ -34,10 +34,13 @@ fn deb_files(package: &Path) -> Vec<String> {
 fn without_guide(list: &str) -> String {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let files = |folder: &str| {
-        let files = fs::read_dir(docs.join(folder)).unwrap().map(Result::unwrap);
-        let files = files.filter(|file| file.file_type().unwrap().is_file());
-        let name = |file: fs::DirEntry| file.file_name().into_string().unwrap();
-        Vec::from_iter(files.map(|file| format!("/usr/share/doc/mpsd/{folder}{}", name(file))))
+        let files = paths(&docs.join(folder)).into_iter();
+        let files = files.filter(|file| file.is_file());
+        let installed = |file: PathBuf| {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            format!("/usr/share/doc/mpsd/{folder}{name}")
+        };
+        files.map(installed).collect::<Vec<_>>()
     };
     let mut missing = BTreeSet::from_iter([files(""), files("facts/")].concat());
     let mut is_other = |line: &&str| {
@@ -46,10 +49,7 @@ fn without_guide(list: &str) -> String {
         !(line.starts_with("-rw-r--r-- ") && missing.remove(path))
     };
     let others = Vec::from_iter(list.lines().filter(&mut is_other)).join("\n");
-    assert!(
-        missing.is_empty(),
-        "pages that are not in the package: {missing:?}"
-    );
+    assert!(missing.is_empty(), "not in the package: {missing:?}");
     others
 }
 
@@ -64,12 +64,8 @@ fn compare(name: &str, text: &str) -> Option<String> {
         return None;
     }
     fs::write(&new, text).unwrap();
-    let (old, now): (BTreeSet<&str>, BTreeSet<&str>) =
-        (recorded.lines().collect(), text.lines().collect());
-    let (gone, more): (Vec<_>, Vec<_>) = (
-        old.difference(&now).collect(),
-        now.difference(&old).collect(),
-    );
+    let [old, now] = [&*recorded, text].map(|list| BTreeSet::from_iter(list.lines()));
+    let (gone, more) = (&old - &now, &now - &old);
     let file = new.display();
     Some(format!(
         "the files of {name} changed; if meant so, rename '{file}'\ngone: {gone:#?}\nnew: {more:#?}"
@@ -83,16 +79,10 @@ fn the_files_of_the_packages_are_the_recorded_ones() {
         let deb = package(name, ".deb");
         let dir = emptied(&format!("control-{name}"));
         run(Command::new("dpkg-deb").arg("-e").args([&deb, &dir]));
-        let control = fs::read_dir(&dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let control: BTreeSet<String> = control.collect();
-        let control = Vec::from_iter(control).join(" ");
+        let control = listed(&dir).join(" ");
         let kept = fs::read_to_string(dir.join("conffiles")).unwrap_or_default();
-        let lists = [
-            deb_files(&deb).join("\n"),
-            rpm(&package(name, ".rpm"), FILES),
-        ];
+        let of_rpm = rpm(&package(name, ".rpm"), FILES);
+        let lists = [deb_files(&deb).join("\n"), of_rpm];
         let [files, of_rpm] = match name {
             "mpsd" => lists.map(|list| without_guide(&list)),
             _ => lists,
@@ -127,60 +117,43 @@ fn no_package_brings_a_scheduler() {
 #[test]
 fn arm64_has_the_same_files() {
     if arm64::made().is_none() {
-        return skip(
-            "packages for arm64",
-            "Rust's library for it is not installed",
-        );
+        return skip("packages for arm64", arm64::NO_LIBRARY);
     }
+    let both = [arm64::package, package];
     for name in NAMES {
-        let deb = |path: PathBuf| {
-            let mut depends = Command::new("dpkg-deb");
-            depends
-                .arg("-f")
-                .arg(&path)
-                .args(["Depends", "Suggests", "Version"]);
-            (deb_files(&path), run(&mut depends))
-        };
-        assert_eq!(
-            deb(arm64::package(name, ".deb")),
-            deb(package(name, ".deb")),
-            "{name}"
-        );
-        let rpm = |path: PathBuf| (rpm(&path, FILES), rpm(&path, RELATIONS));
-        assert_eq!(
-            rpm(arm64::package(name, ".rpm")),
-            rpm(package(name, ".rpm")),
-            "{name}"
-        );
+        let [arm, own] = both.map(|package| {
+            let (deb, file) = (package(name, ".deb"), package(name, ".rpm"));
+            let mut fields = Command::new("dpkg-deb");
+            let fields = fields.arg("-f").arg(&deb);
+            let depends = run(fields.args(["Depends", "Suggests", "Version"]));
+            (
+                deb_files(&deb),
+                depends,
+                rpm(&file, FILES),
+                rpm(&file, RELATIONS),
+            )
+        });
+        assert_eq!(arm, own, "{name}");
     }
-    let debs =
-        [arm64::package, package].map(|package| fs::read(package("mpsd-pbs", ".deb")).unwrap());
-    assert!(
-        debs[0] == debs[1],
-        "mpsd-pbs.deb is not the same for both machines"
-    );
+    let [arm, own] = both.map(|package| fs::read(package("mpsd-pbs", ".deb")).unwrap());
+    assert!(arm == own, "mpsd-pbs.deb is not the same for both machines");
     // An RPM names in its header the machine on which, or for which, it was made, and a quick build
     // is packed less tightly. This is the sum of its files.
-    let sums = [arm64::package, package]
-        .map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGESTALT}"));
+    let sums = both.map(|package| rpm(&package("mpsd-pbs", ".rpm"), "%{PAYLOADDIGESTALT}"));
     assert!(sums[0].len() == 64 && sums[0] == sums[1], "{sums:?}");
 }
 
 #[test]
 fn the_sums_are_the_packages() {
     let mut check = Command::new("sha256sum");
-    let said = run(check
-        .args(["--check", "--strict", "SHA256SUMS"])
-        .current_dir(packages()));
+    let check = check.args(["--check", "--strict", "SHA256SUMS"]);
+    let said = run(check.current_dir(packages()));
     assert_eq!(said.matches(": OK\n").count(), 6, "{said}");
 }
 
 fn machines() -> Vec<Vec<PathBuf>> {
     let arm = arm64::made().map(|_| unpacked(arm64::package));
-    [Some(unpacked(package)), arm]
-        .into_iter()
-        .flatten()
-        .collect()
+    [unpacked(package)].into_iter().chain(arm).collect()
 }
 
 /// One for each release of Slurm.
@@ -193,28 +166,26 @@ fn no_program_needs_a_newer_c_library_or_names_this_machine() {
     for programs in machines() {
         assert_eq!(programs.len(), 6 + PLUGINS);
         for path in programs {
-            let symbols = run(Command::new("readelf")
-                .args(["--dyn-syms", "--wide"])
-                .arg(&path));
+            let mut readelf = Command::new("readelf");
+            let symbols = run(readelf.args(["--dyn-syms", "--wide"]).arg(&path));
             let versions = symbols.split(['@', ' ', '\n']);
-            let versions = versions.filter_map(|word| word.strip_prefix("GLIBC_2."));
-            let newest = versions
-                .filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok())
-                .max();
+            let minors = versions.filter_map(|word| word.strip_prefix("GLIBC_2."));
+            let minors = minors.filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok());
+            let (newest, file) = (minors.max(), path.display());
             assert!(
-                newest.is_some_and(|newest| newest <= 28),
-                "'{}': {newest:?}",
-                path.display()
+                (Some(0)..=Some(28)).contains(&newest),
+                "'{file}': {newest:?}"
             );
             let bytes = fs::read(&path).unwrap();
             for trace in [concat!(env!("CARGO_MANIFEST_DIR"), "/"), &cargo] {
-                let there = bytes
-                    .windows(trace.len())
-                    .any(|window| window == trace.as_bytes());
-                assert!(!there, "'{}' holds '{trace}'", path.display());
+                assert!(!holds(&bytes, trace.as_bytes()), "'{file}' holds '{trace}'");
             }
         }
     }
+}
+
+fn holds(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 #[test]
@@ -224,24 +195,19 @@ fn the_plugins_differ_in_their_stamp_alone() {
         let first = fs::read(&plugins[0]).unwrap();
         let mut stamps = BTreeSet::new();
         for path in &plugins {
-            let release = path
-                .parent()
-                .unwrap()
-                .file_name()
-                .unwrap()
-                .to_str()
-                .unwrap();
+            let release = path.iter().nth_back(1).unwrap().to_str().unwrap();
             let stamp = stamp(release);
             let bytes = fs::read(path).unwrap();
             assert_eq!(bytes.len(), first.len());
-            let differing: Vec<usize> = (0..first.len())
-                .filter(|at| first[*at] != bytes[*at])
-                .collect();
+            let differing = (0..first.len()).filter(|at| first[*at] != bytes[*at]);
+            let differing: Vec<usize> = differing.collect();
             if let (Some(start), Some(end)) = (differing.first(), differing.last()) {
                 assert!(end - start < 4, "{release}: {differing:?}");
             }
-            let found = bytes.windows(4).any(|window| window == stamp.to_le_bytes());
-            assert!(found, "{release}: no stamp {stamp:#x}");
+            assert!(
+                holds(&bytes, &stamp.to_le_bytes()),
+                "{release}: no stamp {stamp:#x}"
+            );
             stamps.insert(bytes);
         }
         assert_eq!(stamps.len(), PLUGINS, "two releases have the same plugin");
@@ -267,11 +233,4 @@ fn unpacked(package: fn(&str, &str) -> PathBuf) -> Vec<PathBuf> {
     found.retain(|path| fs::read(path).unwrap().starts_with(b"\x7fELF"));
     found.sort();
     found
-}
-
-fn emptied(name: &str) -> PathBuf {
-    let path = target(name);
-    let _ = fs::remove_dir_all(&path);
-    fs::create_dir_all(&path).unwrap();
-    path
 }

@@ -30,17 +30,13 @@ pub fn base(suite: &str) -> Result<PathBuf, String> {
         install()?;
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", LIMIT, "debootstrap", "--variant=minbase"]);
-        command
-            .arg(format!("--include={included}"))
-            .arg(suite)
-            .arg(place.join("root"));
+        command.args([&*format!("--include={included}"), suite]);
+        command.arg(place.join("root"));
         let Err(why) = try_run(command.env("LC_ALL", "C")) else {
             return Ok(());
         };
-        assert!(
-            OFFLINE.iter().any(|word| why.contains(word)),
-            "debootstrap: {why}"
-        );
+        let is_offline = OFFLINE.iter().any(|word| why.contains(word));
+        assert!(is_offline, "debootstrap: {why}");
         let last = why.lines().rev().find(|line| line.starts_with("E: "));
         let last = last.unwrap_or_default();
         Err(format!("debootstrap cannot get Debian's packages: {last}"))
@@ -52,13 +48,8 @@ fn install() -> Result<(), String> {
     if Path::new("/usr/sbin/debootstrap").exists() {
         return Ok(());
     }
-    let words = [
-        "install",
-        "-y",
-        "-q",
-        "debootstrap",
-        "debian-archive-keyring",
-    ];
+    let packages = ["debootstrap", "debian-archive-keyring"];
     try_run(Command::new("apt-get").args(["update", "-q"]))?;
-    try_run(Command::new("apt-get").args(words))
+    let mut install = Command::new("apt-get");
+    try_run(install.args(["install", "-y", "-q"]).args(packages))
 }

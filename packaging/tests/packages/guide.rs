@@ -9,10 +9,7 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
     let lines = blocks(&below(page, heading), "sh").concat();
     let lines = lines.lines().map(|line| line.split(" #").next().unwrap());
     let found: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
-    assert!(
-        !found.is_empty(),
-        "docs/{page}: no commands below '{heading}'"
-    );
+    assert!(!found.is_empty(), "docs/{page}: none below '{heading}'");
     found
 }
 
@@ -26,21 +23,17 @@ pub fn script(page: &str, heading: &str) -> String {
 }
 
 fn below(page: &str, heading: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs")
-        .join(page);
-    let text =
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()));
-    let (_, text) = text
-        .split_once(&format!("\n## {heading}\n"))
-        .unwrap_or_else(|| panic!("docs/{page} has no heading '{heading}'"));
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let text = fs::read_to_string(docs.join(page));
+    let text = text.unwrap_or_else(|error| panic!("docs/{page}: {error}"));
+    let parts = text.split_once(&format!("\n## {heading}\n"));
+    let (_, text) = parts.unwrap_or_else(|| panic!("docs/{page} has no heading '{heading}'"));
     text.split("\n## ").next().unwrap().to_owned()
 }
 
 fn blocks(text: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
-    let blocks = text.split(&fence).skip(1);
-    blocks
-        .map(|rest| rest.split("```").next().unwrap().to_owned())
-        .collect()
+    let rests = text.split(&fence).skip(1);
+    let blocks = rests.map(|rest| rest.split("```").next().unwrap().to_owned());
+    blocks.collect()
 }

@@ -5,8 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use assert_cmd::assert::OutputAssertExt as _;
+
 use crate::root::Root;
-use crate::{NAMES, older, package, run, skip, target};
+use crate::{NAMES, emptied, has_all, older, package, put_program, run, skip};
 
 const PROGRAMS: [&str; 7] = [
     "/usr/bin/mpsctl",
@@ -18,23 +20,13 @@ const PROGRAMS: [&str; 7] = [
     "/usr/libexec/mpsd/mps-epilogue",
 ];
 
+const SLURM_CONF: &str = "ClusterName=site\nSlurmctldHost=localhost\nNodeName=localhost\n";
+const STACK: &str = "include /etc/slurm/plugstack.conf.d/*.conf\n";
 const FOREIGN: [(&str, &str); 5] = [
-    (
-        "/var/spool/torque/mom_priv/prologue",
-        "#!/bin/sh\n# the site's own\n",
-    ),
-    (
-        "/etc/slurm/slurm.conf",
-        "ClusterName=site\nSlurmctldHost=localhost\nNodeName=localhost\n",
-    ),
-    (
-        "/etc/slurm/plugstack.conf",
-        "include /etc/slurm/plugstack.conf.d/*.conf\n",
-    ),
-    (
-        "/etc/slurm/plugstack.conf.d/site.conf",
-        "# another's line\n",
-    ),
+    ("/var/spool/torque/mom_priv/prologue", "#!/bin/sh\n# own\n"),
+    ("/etc/slurm/slurm.conf", SLURM_CONF),
+    ("/etc/slurm/plugstack.conf", STACK),
+    ("/etc/slurm/plugstack.conf.d/site.conf", "# another's\n"),
     ("/etc/mpsd/site-notes", "kept\n"),
 ];
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
@@ -61,10 +53,7 @@ pub fn foreign_is_as_it_was(root: &Root) {
 pub fn programs_run(root: &Root) {
     for program in PROGRAMS {
         let said = root.run(&format!("{program} --version"));
-        assert!(
-            said.contains(env!("CARGO_PKG_VERSION")),
-            "{program}: {said}"
-        );
+        has_all(&said, &[env!("CARGO_PKG_VERSION")]);
     }
     root.run("mpsctl config show");
 }
@@ -108,30 +97,21 @@ fn is_loaded(root: &Root) -> bool {
 
 /// The plugin is enabled; an upgrade of Slurm makes it the wrong one; `trigger` repairs that.
 fn follows_slurm(root: &Root, trigger: impl FnOnce()) {
-    assert!(
-        !root.at(SNIPPET).exists() && !is_loaded(root),
-        "installing was enough"
-    );
+    let is_enabled = root.at(SNIPPET).exists() || is_loaded(root);
+    assert!(!is_enabled, "installing was enough");
     let said = root.run("srun -V");
-    let version = said
-        .lines()
-        .find_map(|line| line.strip_prefix("slurm")?.split(' ').nth(1));
+    let mut lines = said.lines();
+    let version = lines.find_map(|line| line.strip_prefix("slurm")?.split(' ').nth(1));
     let release = &version.unwrap_or_else(|| panic!("{said}"))[..5];
     let line = format!("optional /usr/lib/mpsd/spank/{release}/spank_mps.so");
     let is_right = || root.read(SNIPPET).lines().any(|found| found == line) && is_loaded(root);
     root.run("mpsctl slurm enable");
     assert!(is_right(), "{}", root.read(SNIPPET));
     root.write(SNIPPET, &root.read(SNIPPET).replace(release, WRONG));
-    assert!(
-        !is_loaded(root),
-        "Slurm {release} took a plugin for {WRONG}"
-    );
+    assert!(!is_loaded(root), "{release} took a plugin for {WRONG}");
     trigger();
-    assert!(
-        is_right(),
-        "the trigger did not fire: {}",
-        root.read(SNIPPET)
-    );
+    let found = root.read(SNIPPET);
+    assert!(is_right(), "the trigger did not fire: {found}");
 }
 
 #[test]
@@ -151,11 +131,7 @@ fn the_debian_packages_install_follow_slurm_upgrade_and_leave() {
         follows_slurm(root, || take(root, "dpkg --install", &[slurmd]));
 
         take(root, "dpkg --install", &newer);
-        assert_eq!(
-            root.read(CONFIG),
-            CHANGED,
-            "the upgrade took the configuration"
-        );
+        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the file");
         programs_run(root);
         assert!(is_loaded(root), "the upgrade lost the line");
 
@@ -163,18 +139,15 @@ fn the_debian_packages_install_follow_slurm_upgrade_and_leave() {
         assert_eq!(root.read(CONFIG), CHANGED, "removal took the configuration");
         assert!(!is_loaded(root));
         nothing_is_active(root);
-        let enroot = "/etc/enroot/hooks.d/50-mpsd.sh";
-        gone(
-            root,
-            &[
-                "/etc/mpsd",
-                CONFIG,
-                enroot,
-                "/etc/profile.d/mpsd.sh",
-                "/etc/profile.d/mpsd.csh",
-                "/etc/profile.d/mpsd-slurm.sh",
-            ],
-        );
+        let kept = [
+            "/etc/mpsd",
+            CONFIG,
+            "/etc/enroot/hooks.d/50-mpsd.sh",
+            "/etc/profile.d/mpsd.sh",
+            "/etc/profile.d/mpsd.csh",
+            "/etc/profile.d/mpsd-slurm.sh",
+        ];
+        gone(root, &kept);
 
         root.write(DRAIN, "ours\n");
         root.run("dpkg --purge mpsd-slurm mpsd-pbs mpsd");
@@ -202,11 +175,7 @@ fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
 
         let have = root.run("rpm --query --qf '%{VERSION}\n' mpsd mpsd-slurm mpsd-pbs");
         assert_eq!(have.matches(env!("CARGO_PKG_VERSION")).count(), 3, "{have}");
-        assert_eq!(
-            root.read(CONFIG),
-            CHANGED,
-            "the upgrade took the configuration"
-        );
+        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the file");
         programs_run(root);
         // All but the changed file.
         root.run("rpm --verify --noconfig mpsd mpsd-slurm mpsd-pbs");
@@ -222,21 +191,19 @@ fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
 }
 
 fn slurm_of_tomorrow() -> PathBuf {
-    let dir = target("slurm-of-tomorrow");
-    let _ = fs::remove_dir_all(&dir);
+    let dir = emptied("slurm-of-tomorrow");
     for part in ["DEBIAN", "usr/sbin"] {
         fs::create_dir_all(dir.join(part)).unwrap();
     }
     let control = "Package: slurm-of-tomorrow\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@invalid>\n\
                    Description: a slurmd\n";
     fs::write(dir.join("DEBIAN/control"), control).unwrap();
-    let program = dir.join("usr/sbin/slurmd");
-    fs::write(&program, "#!/bin/sh\nexec /usr/sbin/slurmd-wlm \"$@\"\n").unwrap();
-    run(Command::new("chmod").arg("755").arg(&program));
+    let program = "#!/bin/sh\nexec /usr/sbin/slurmd-wlm \"$@\"\n";
+    put_program(&dir.join("usr/sbin/slurmd"), program);
     let file = dir.with_extension("deb");
-    run(Command::new("dpkg-deb")
-        .args(["--root-owner-group", "--build"])
-        .args([&dir, &file]));
+    let mut build = Command::new("dpkg-deb");
+    build.args(["--root-owner-group", "--build"]);
+    run(build.args([&dir, &file]));
     file
 }
 
@@ -244,12 +211,10 @@ fn slurm_of_tomorrow() -> PathBuf {
 #[test]
 fn a_purge_takes_no_mount_point_and_no_other_files() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/deb/mpsd.postrm");
+    let notes = "/var/lib/mpsd\n/var/lib/mpsd/notes\n";
     for (state, left) in [
         ("mount -t tmpfs none /var/lib/mpsd", "/var/lib/mpsd\n"),
-        (
-            "touch /var/lib/mpsd/notes",
-            "/var/lib/mpsd\n/var/lib/mpsd/notes\n",
-        ),
+        ("touch /var/lib/mpsd/notes", notes),
         ("true", ""),
     ] {
         let commands = format!(
@@ -257,15 +222,8 @@ fn a_purge_takes_no_mount_point_and_no_other_files() {
              mkdir -p /var/lib/mpsd/drains /var/lib/mpsd/reports; touch /var/lib/mpsd/drains/gpu001; \
              sh {script} purge && find /var/lib -mindepth 1"
         );
-        let ran = Command::new("unshare")
-            .args(["--mount", "sh", "-c", &commands])
-            .output();
-        let ran = ran.expect("util-linux is installed");
-        let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert_eq!(
-            (ran.status.code(), said),
-            (Some(0), [left.to_owned(), String::new()]),
-            "{state}"
-        );
+        let mut purge = Command::new("unshare");
+        let ran = purge.args(["--mount", "sh", "-c", &commands]).assert();
+        ran.success().stdout(left).stderr("");
     }
 }

@@ -54,7 +54,7 @@ pub struct Machine {
     _cgroup: Cgroup,
 }
 
-/// A new system with the cgroup in which it may boot; the error says why it cannot.
+/// The error says why the system cannot boot.
 pub fn bootable(suite: &str, name: &str) -> Result<(PathBuf, Cgroup), String> {
     Ok((debian::base(suite)?, Cgroup::create(name)?))
 }
@@ -67,19 +67,13 @@ impl Cgroup {
     pub fn create(name: &str) -> Result<Cgroup, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
-        let mount = mount
-            .and_then(|line| line.split(' ').nth(4))
-            .map(PathBuf::from);
+        let mount = mount.and_then(|line| line.split(' ').nth(4));
         let mount = mount.ok_or("this machine has no cgroup v2 for a systemd of its own")?;
-        remove_stale(&mount);
-        let path = mount.join(format!("{PREFIX}{}.{name}", std::process::id()));
-        match fs::create_dir(&path) {
-            Ok(()) => Ok(Cgroup(path)),
-            Err(error) => Err(format!(
-                "no cgroup for a systemd: '{}': {error}",
-                path.display()
-            )),
-        }
+        remove_stale(Path::new(mount));
+        let path = Path::new(mount).join(format!("{PREFIX}{}.{name}", std::process::id()));
+        let made = fs::create_dir(&path);
+        made.map_err(|error| format!("no cgroup for a systemd: '{}': {error}", path.display()))?;
+        Ok(Cgroup(path))
     }
 }
 
@@ -147,11 +141,8 @@ impl Machine {
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Machine) -> bool) {
         let deadline = Instant::now() + BOOT;
         while !done(self) {
-            assert!(
-                Instant::now() < deadline,
-                "{what}: not within {BOOT:?}\n{}",
-                self.journal()
-            );
+            let is_late = Instant::now() >= deadline;
+            assert!(!is_late, "{what}: not within {BOOT:?}\n{}", self.journal());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -189,15 +180,25 @@ impl Machine {
         self.expect(&["sh", "-ec", line])
     }
 
+    /// What a command says that must fail.
+    #[track_caller]
+    pub fn fails(&self, line: &str) -> String {
+        let output = self.output(line);
+        let said = said(&output);
+        assert!(!output.status.success(), "{line}: {said}");
+        said
+    }
+
     #[track_caller]
     pub fn expect(&self, words: &[&str]) -> String {
-        let output = self.command(words).output().unwrap();
-        assert!(
-            output.status.success(),
-            "{words:?}: {}\n{}",
-            said(&output),
-            self.journal()
-        );
+        self.wrote(&mut self.command(words))
+    }
+
+    #[track_caller]
+    pub fn wrote(&self, command: &mut Command) -> String {
+        let output = command.output().unwrap();
+        let (is_good, said) = (output.status.success(), said(&output));
+        assert!(is_good, "{command:?}: {said}\n{}", self.journal());
         String::from_utf8(output.stdout).unwrap()
     }
 

@@ -61,26 +61,41 @@ fn older(name: &str, extension: &str) -> PathBuf {
 }
 
 fn find(dir: &Path, name: &str, extension: &str) -> PathBuf {
-    let listed = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let found: Vec<PathBuf> = listed
-        .filter(|path| {
-            let file = path.file_name().unwrap().to_str().unwrap();
-            let rest = file.strip_prefix(name);
-            let rest = rest.and_then(|rest| rest.strip_prefix(['_', '-']));
-            file.ends_with(extension)
-                && rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        })
-        .collect();
+    let is_it = |path: &PathBuf| {
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let rest = file.strip_prefix(name);
+        let rest = rest.and_then(|rest| rest.strip_prefix(['_', '-']));
+        file.ends_with(extension)
+            && rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let found: Vec<PathBuf> = paths(dir).into_iter().filter(is_it).collect();
     assert_eq!(found.len(), 1, "{name}*{extension}: {found:?}");
     found[0].clone()
+}
+
+fn paths(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+fn emptied(name: &str) -> PathBuf {
+    let path = target(name);
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
 }
 
 fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     format!("{}\n{out}{err}", output.status)
+}
+
+#[track_caller]
+fn has_all(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no '{word}' in {text}");
+    }
 }
 
 #[track_caller]
@@ -98,9 +113,7 @@ fn kept(
 ) -> Result<PathBuf, String> {
     let (place, note) = (target(name), target(name).join("included"));
     if !fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
-        let _ = fs::remove_dir_all(&place);
-        fs::create_dir_all(&place).unwrap();
-        make(&place)?;
+        make(&emptied(name))?;
         fs::write(note, wanted).unwrap();
     }
     Ok(place)
@@ -118,24 +131,23 @@ fn try_run(command: &mut Command) -> Result<(), String> {
 /// Unpacks Debian's packages into the folder `root` of `place`, without installing them.
 fn unpack(place: &Path, packages: &[&str]) -> Result<(), String> {
     let apt = |words: &[&str]| try_run(Command::new("apt-get").args(words).current_dir(place));
-    let download = [
-        &["download", "-q", "-o", "APT::Sandbox::User=root"],
-        packages,
-    ]
-    .concat();
+    let words = &["download", "-q", "-o", "APT::Sandbox::User=root"][..];
+    let download = [words, packages].concat();
     // The list may be old, or missing.
     apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
-    let files = fs::read_dir(place)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let files: Vec<_> = files.collect();
-    for file in files {
-        run(Command::new("dpkg-deb")
-            .arg("-x")
-            .arg(file)
-            .arg(place.join("root")));
+    for file in paths(place) {
+        let root = place.join("root");
+        run(Command::new("dpkg-deb").arg("-x").args([file, root]));
     }
     Ok(())
+}
+
+/// A program or a script: replaced by a rename, because the former one may be running.
+fn put_program(path: &Path, bytes: impl AsRef<[u8]>) {
+    let new = path.with_extension("new");
+    fs::write(&new, bytes).unwrap();
+    open_to_all(&new);
+    fs::rename(new, path).unwrap();
 }
 
 /// Mode 0755: what everyone may read and run.
@@ -143,8 +155,7 @@ fn open_to_all(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Reports a skip to the runner. It bypasses the test program's capture, which hides the output of
-/// a test that passes.
+/// Reports a skip, past the capture of a test that passes.
 fn skip(what: &str, why: &str) {
     let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();

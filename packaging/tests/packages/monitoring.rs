@@ -9,8 +9,8 @@ use assert_cmd::assert::OutputAssertExt as _;
 use serde_json::Value;
 
 use crate::guide::commands;
-use crate::machine::{HOST, Machine};
-use crate::{kept, run, said, skip, target, unpack};
+use crate::machine::Machine;
+use crate::{emptied, kept, run, said, skip, unpack};
 
 const PACKAGES: [&str; 2] = ["prometheus", "prometheus-node-exporter"];
 const TEXTFILES: &str = "/var/lib/prometheus/node-exporter";
@@ -21,9 +21,8 @@ const SERVER: &str = "http://127.0.0.1:9090";
 /// The directory with the programs, made once and kept in the target directory; the error says why
 /// there is none.
 fn programs() -> Result<PathBuf, String> {
-    let made = kept("monitoring", &PACKAGES.join(" "), |place| {
-        unpack(place, &PACKAGES)
-    })?;
+    let make = |place: &Path| unpack(place, &PACKAGES);
+    let made = kept("monitoring", &PACKAGES.join(" "), make)?;
     Ok(made.join("root/usr/bin"))
 }
 
@@ -64,9 +63,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
         Err(why) => return skip("the metrics in a real Prometheus", &why),
     };
     let promtool = bin.join("promtool");
-    let dir = target("monitoring-run");
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).unwrap();
+    let dir = emptied("monitoring-run");
     let rules = cluster.at(RULES);
     fs::create_dir_all(cluster.at(TEXTFILES)).unwrap();
     for line in commands("metrics.md", "Prometheus") {
@@ -110,13 +107,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     cluster.run("systemctl stop mpsd-reconcile.timer");
     let firing = "ALERTS{alertname=\"MpsdNodeDrained\",alertstate=\"firing\"}";
     assert!(!tells(cluster, firing, "MpsdNodeDrained"));
-    let drains = cluster.at("/var/lib/mpsd/drains");
-    fs::create_dir_all(&drains).unwrap();
-    let marker = drains.join(format!("slurm-{HOST}"));
-    let text = format!(
-        r#"{{"version":1,"scheduler":"slurm","node":"{HOST}","reason":"mpsd: a test","job":"{job}","gpus":[],"delivered":true,"when":1}}"#
-    );
-    fs::write(&marker, text).unwrap();
+    let marker = cluster.mark_drained("mpsd: a test", &job, true);
     write(cluster);
     cluster.until("the alert", |machine| {
         tells(machine, firing, "MpsdNodeDrained")
@@ -146,26 +137,20 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
     let file = dir.join("prometheus.yml");
     fs::write(&file, config).unwrap();
     let mut exporter = beside(machine, &bin.join("prometheus-node-exporter"));
-    exporter.args([
-        "--web.listen-address=127.0.0.1:9100",
-        "--collector.disable-defaults",
-    ]);
-    exporter
-        .args(["--collector.textfile", "--collector.textfile.directory"])
-        .arg(machine.at(TEXTFILES));
+    exporter.arg("--web.listen-address=127.0.0.1:9100");
+    exporter.args(["--collector.disable-defaults", "--collector.textfile"]);
+    exporter.arg("--collector.textfile.directory");
+    exporter.arg(machine.at(TEXTFILES));
     let mut prometheus = beside(machine, &bin.join("prometheus"));
-    prometheus
-        .arg("--web.listen-address=127.0.0.1:9090")
-        .arg("--config.file")
-        .arg(file);
+    prometheus.arg("--web.listen-address=127.0.0.1:9090");
+    prometheus.arg("--config.file").arg(file);
     prometheus.arg("--storage.tsdb.path").arg(dir.join("data"));
     [serve(exporter), serve(prometheus)]
 }
 
 fn expressions(machine: &Machine) -> Vec<String> {
-    let text =
-        fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
-    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let dashboard = machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json");
+    let dashboard: Value = serde_json::from_slice(&fs::read(dashboard).unwrap()).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
     let found = targets.map(|target| target["expr"].as_str().unwrap().replace("$instance", ".*"));

@@ -39,27 +39,24 @@ impl Root {
         });
     }
 
-    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it,
-    /// runs its programs. Only commands in the copy use it: each has a user namespace and a list of
-    /// its own (Linux 6.7).
+    /// A copy of a system for arm64 with this machine's processes. `emulator`, a file in it, runs
+    /// the programs of commands in the copy alone: each has a user namespace and a list of its own
+    /// (Linux 6.7).
     pub fn emulated(
         lower: &Path,
         emulator: &str,
         name: &str,
         body: impl FnOnce(&Root) + Send + 'static,
     ) {
-        let emulator = lower.join(emulator);
+        let emulator = Some(lower.join(emulator));
         Root::over(lower, name, move |root| {
             root.mount("proc", "/proc", Some("proc"), MsFlags::empty());
-            body(&Root {
-                path: root.path.clone(),
-                emulator: Some(emulator),
-            });
+            let path = root.path.clone();
+            body(&Root { path, emulator });
         });
     }
 
-    /// Makes a copy of the system in `lower`, files alone, and hands it to `body`, in a thread of
-    /// its own.
+    /// A copy of the system in `lower`, files alone, in a thread of its own.
     pub fn over(lower: &Path, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let place = target(&format!("root-{name}"));
         fs::create_dir_all(&place).unwrap();
@@ -83,10 +80,8 @@ impl Root {
         let (lower, at, path) = (lower.display(), place.display(), place.join("root"));
         let options = format!("lowerdir={lower},upperdir={at}/upper,workdir={at}/work");
         mount(overlay, &path, overlay, MsFlags::empty(), Some(&*options)).unwrap();
-        Root {
-            path,
-            emulator: None,
-        }
+        let emulator = None;
+        Root { path, emulator }
     }
 
     fn mount(&self, from: &str, to: &str, kind: Option<&str>, flags: MsFlags) {
@@ -121,12 +116,8 @@ impl Root {
 
     pub fn try_words(&self, words: &[&str]) -> Output {
         let mut command = self.chroot();
-        command
-            .arg(&self.path)
-            .args(words)
-            .current_dir("/")
-            .env_clear();
-        command.envs([
+        command.arg(&self.path).args(words);
+        command.current_dir("/").env_clear().envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             ("LC_ALL", "C.UTF-8"),
             ("DEBIAN_FRONTEND", "noninteractive"),
@@ -142,18 +133,9 @@ impl Root {
         let [magic, mask] = ARM_FILES;
         let entry = format!(":arm64:M::{magic}:{mask}:{}:F", emulator.display());
         let mut command = Command::new("unshare");
-        command
-            .args([
-                "--user",
-                "--map-root-user",
-                "--mount",
-                "sh",
-                "-ec",
-                EMULATE,
-                "sh",
-            ])
-            .arg(formats)
-            .arg(entry);
+        command.args(["--user", "--map-root-user", "--mount"]);
+        command.args(["sh", "-ec", EMULATE, "sh"]);
+        command.arg(formats).arg(entry);
         command
     }
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::target;
 
-const MANAGERS: [&str; 2] = ["apt", "dnf"];
 const OURS: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -21,7 +20,7 @@ impl Stopwatch {
     pub fn take<T>(&mut self, line: &str, typed: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let done = typed();
-        let is_managers = MANAGERS.iter().any(|word| line.starts_with(word));
+        let is_managers = line.starts_with("apt") || line.starts_with("dnf");
         match is_managers {
             true => self.managers += begun.elapsed(),
             false => self.ours += begun.elapsed(),
@@ -49,16 +48,12 @@ pub struct Laps {
     told: String,
 }
 
-impl Default for Laps {
-    fn default() -> Self {
-        Self {
-            since: Instant::now(),
-            told: String::new(),
-        }
-    }
-}
-
 impl Laps {
+    pub fn begin() -> Self {
+        let (since, told) = (Instant::now(), String::new());
+        Self { since, told }
+    }
+
     /// Notes the time since the last call; with an empty `name` it is left out.
     pub fn lap(&mut self, name: &str) {
         if !name.is_empty() {
