@@ -137,15 +137,12 @@ impl Caller<'_> {
         let (settings, broken) = self.settings();
         let found = self.record(&settings)?;
         let found = found.filter(|record| record.state != RecordState::Unneeded);
-        match (found, broken) {
-            (Some(record), _) => {
-                self.must_be_ready(&record)?;
-                let task = self.task(&record);
-                Ok(Some((record, task)))
-            }
-            (None, Some(fault)) => Err(fault.into()),
-            (None, None) => Ok(None),
-        }
+        let Some(record) = found else {
+            return broken.map_or(Ok(None), |fault| Err(fault.into()));
+        };
+        self.must_be_ready(&record)?;
+        let task = self.task(&record);
+        Ok(Some((record, task)))
     }
 
     /// The record under the first of the job's ids that has one, once it is no longer `starting`.
@@ -220,9 +217,14 @@ impl Caller<'_> {
     /// The ids under which the job may have a record. A Slurm step comes first: it may have a
     /// daemon of its own.
     pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
-        if let Some(named) = self.job {
-            return batch::meant(named, &Location::of(&self.settings().0));
+        match self.job {
+            Some(named) => batch::meant(named, &Location::of(&self.settings().0)),
+            None => self.own_ids(),
         }
+    }
+
+    /// The same of the job in which it is.
+    pub(super) fn own_ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(id) = self.var("PBS_JOBID") {
             return Ok(vec![JobId::parse(&id)?]);
         }
@@ -237,8 +239,7 @@ impl Caller<'_> {
 
     /// Whether it runs on a node of `job`. The shell of salloc may be on another.
     pub(super) fn is_in(&self, job: &JobId) -> bool {
-        let own = Self { job: None, ..*self };
-        let is_own = own.job().is_some_and(|own| own == *job);
+        let is_own = self.own_ids().is_ok_and(|own| own.last() == Some(job));
         is_own && (self.var("PBS_JOBID").is_some() || self.var("SLURMD_NODENAME").is_some())
     }
 
@@ -309,11 +310,8 @@ impl Caller<'_> {
         let pipes = changes.iter().filter(|c| c.name == PIPE_DIRECTORY);
         let pipes: Vec<_> = pipes.filter_map(|c| c.value.as_deref()).collect();
         // Each daemon's server follows it.
-        let mut both = journal
-            .record()
-            .daemons
-            .iter()
-            .zip(journal.proved.iter().step_by(2));
+        let proved = journal.proved.iter().step_by(2);
+        let mut both = journal.record().daemons.iter().zip(proved);
         let is_gone = |(daemon, process): &(&Daemon, &ProcessRef)| {
             let pipe = daemon.pipe.to_str();
             pipe.is_some_and(|pipe| pipes.contains(&pipe)) && process.open().is_none()

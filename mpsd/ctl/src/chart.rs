@@ -4,9 +4,6 @@ use mpsd::job::report_text::time;
 use mpsd_core::record::RecordGpu;
 use mpsd_core::usage::{BUCKETS, GpuUsage, Usage};
 
-/// Before the bars; with them a line has 78 columns.
-const LABEL: usize = 18;
-
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// `_` for none, a level for each begun eighth of `top`, and a blank if it was not measured.
@@ -30,7 +27,7 @@ pub fn lines(usage: &Usage, gpus: &[RecordGpu]) -> Vec<String> {
     }
     let line = |name: &str, value: &str, bar: &str| {
         let label = format!("    {name:<7}{value:>6}");
-        format!("{label:<LABEL$}{bar}")
+        format!("{label:<18}{bar}")
     };
     let clients = bar(usage.clients.iter().map(|clients| Some(*clients)), top);
     let mut lines = vec![line("clients", &top.to_string(), &clients)];

@@ -88,22 +88,19 @@ fn config(node: &str, context: &SetupContext<'_>) -> CheckLine {
 }
 
 fn own(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
-    let mut all = Vec::from(
-        PROGRAMS.map(|name| CheckLine::program(&context.programs.join(name), context.host)),
-    );
-    all.extend(node_check(context, || {
-        nvml(&context.programs.join("mpsd"), &context.settings)
-    }));
+    let program = |name| CheckLine::program(&context.programs.join(name), context.host);
+    let mut all = PROGRAMS.map(program).to_vec();
+    let worker = context.programs.join("mpsd");
+    all.extend(node_check(context, || nvml(&worker, &context.settings)));
     if has_gpu(context) {
         all.extend(places(context));
     }
     // Also without a GPU: the node may have lost its only one, and be drained for that.
-    match geteuid().is_root() {
-        true => all.extend(leftovers(node, context)),
-        false if has_gpu(context) => all.push(Warn(
-            "cgroups and remains of jobs were not checked: run it as root".to_owned(),
-        )),
-        false => {}
+    if geteuid().is_root() {
+        all.extend(leftovers(node, context));
+    } else if has_gpu(context) {
+        let why = "cgroups and remains of jobs were not checked: run it as root";
+        all.push(Warn(why.to_owned()));
     }
     all
 }
@@ -142,11 +139,10 @@ fn nvml(worker: &Path, settings: &Settings) -> Vec<CheckLine> {
             return vec![unless_proved(&failure, || format!("{failure}: {remedy}"))];
         }
     };
+    let lost =
+        "NVML answers and lists no GPU: see 'nvidia-smi' and the kernel's log for one that is lost";
     let mut all = vec![match inventory.gpus.is_empty() {
-        true => Fail(
-            "NVML answers and lists no GPU: see 'nvidia-smi' and the kernel's log for one that is lost"
-                .to_owned(),
-        ),
+        true => Fail(lost.to_owned()),
         false => Pass("NVML answers".to_owned()),
     }];
     let mut counts = BTreeMap::<&str, usize>::new();
@@ -200,10 +196,9 @@ fn leftovers(node: &str, context: &SetupContext<'_>) -> Vec<CheckLine> {
             return vec![unless_proved(&failure, wrong)];
         }
     };
+    let then = "'mpsctl reconcile' does what it can, and says what it cannot";
     let line = |line: ReportLine| match line {
-        ReportLine::Problem(text) => Some(Warn(format!(
-            "{text}; 'mpsctl reconcile' does what it can, and says what it cannot"
-        ))),
+        ReportLine::Problem(text) => Some(Warn(format!("{text}; {then}"))),
         ReportLine::Drain(text) => Some(Warn(text)),
         ReportLine::Note(_) | ReportLine::Change(_) => None,
     };
@@ -223,10 +218,10 @@ fn schedulers(node: &str, context: &SetupContext<'_>, own: bool) -> Vec<CheckLin
         Some(lines)
     });
     let found: Vec<_> = found.collect();
+    if !found.is_empty() {
+        return found.concat();
+    }
     let none =
         "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml";
-    match found.is_empty() {
-        true => vec![Warn(none.to_owned())],
-        false => found.concat(),
-    }
+    vec![Warn(none.to_owned())]
 }

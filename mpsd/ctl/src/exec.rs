@@ -27,9 +27,6 @@ const LAUNCHERS: [&str; 5] = [
 const REQUESTS: [&str; 6] = ["true", "on", "auto", "per-node", "per-gpu", "own"];
 const NO_REQUEST: &str =
     "the variable MPS of this job (qsub -v, -V) asks for no MPS; allowed: qsub -A MPS=on";
-/// The exit codes of env(1) and every shell.
-const NOT_FOUND: u8 = 127;
-const NOT_RUN: u8 = 126;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Exec {
@@ -77,9 +74,11 @@ impl Exec {
         }
         let error = command.exec();
         let line = format!("cannot run '{}': {error}", program.to_string_lossy());
-        let code = match error.kind() {
-            ErrorKind::NotFound => NOT_FOUND,
-            _ => NOT_RUN,
+        // As env(1) and every shell.
+        let code = if error.kind() == ErrorKind::NotFound {
+            127
+        } else {
+            126
         };
         Err(VerbError { line, code })
     }

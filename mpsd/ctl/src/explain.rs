@@ -30,8 +30,6 @@ const BEFORE_CODE: [&str; 7] = [
     "cuda runtime error",
     "which got error",
 ];
-/// Fewer words of an argument could be part of any error's text.
-const LEAST_WORDS: usize = 3;
 
 #[derive(Debug, Serialize)]
 struct Explained {
@@ -150,12 +148,12 @@ fn named(word: &str) -> Option<&'static Trouble> {
 }
 
 fn unknown(word: &str) -> Refusal {
-    const WHY: &str = "no known error or program, and no file";
-    const ALLOWED: &str = "one of those that 'mpsctl explain' lists, or a file; of a job: 'mpsctl report JOB | mpsctl explain -'; \
-                           'mpsctl sweep' measures any program";
+    let allowed = "one of those that 'mpsctl explain' lists, or a file; of a job: 'mpsctl report JOB | mpsctl explain -'; \
+                   'mpsctl sweep' measures any program";
     let words = PROGRAMS.program.iter().flat_map(|program| &program.words);
-    let why = or_meant(WHY, nearest(word, words.map(String::as_str)));
-    Refusal::new(format!("'{}'", one_line(word, SHOWN)), why, ALLOWED)
+    let meant = nearest(word, words.map(String::as_str));
+    let why = or_meant("no known error or program, and no file", meant);
+    Refusal::new(format!("'{}'", one_line(word, SHOWN)), why, allowed)
 }
 
 /// Opens a regular file: a FIFO or a terminal might never end.
@@ -202,7 +200,8 @@ fn of_line(line: &str) -> Option<&'static Trouble> {
 fn of_part(text: &str) -> Option<&'static Trouble> {
     let text = text.trim().to_ascii_lowercase();
     let is_its = |trouble: &&Trouble| trouble.words.iter().any(|word| has_word(word, &text));
-    let is_long = text.split_whitespace().count() >= LEAST_WORDS;
+    // Fewer words could be part of any error's text.
+    let is_long = text.split_whitespace().count() >= 3;
     TROUBLES.iter().filter(|_| is_long).find(is_its)
 }
 

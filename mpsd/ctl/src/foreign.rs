@@ -9,10 +9,6 @@ use mpsd_core::config::Settings;
 use mpsd_core::text::one_line;
 use setup::CheckLine::{self, Fail, Warn};
 use std::collections::BTreeSet;
-use std::path::Path;
-
-/// NVIDIA's own, for a daemon without the variable.
-const USUAL: &str = "/tmp/nvidia-mps";
 
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
@@ -36,7 +32,7 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
 /// Only root's own daemon can fail the node.
 pub(super) fn line(daemon: &ControlDaemon, held: &[Held]) -> CheckLine {
     let processes = &daemon.processes;
-    let pipe = daemon.pipe.as_deref().unwrap_or(Path::new(USUAL));
+    let pipe = daemon.pipe.as_deref().unwrap_or("/tmp/nvidia-mps".as_ref());
     let pipe = one_line(&pipe.to_string_lossy(), 100);
     let (whose, remedy) = match daemon.uid {
         0 => (

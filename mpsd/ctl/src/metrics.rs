@@ -37,8 +37,6 @@ const HELD: &str = "job_client_memory_max_bytes";
 const LIMIT: &str = "job_client_memory_limit_bytes";
 const JOB_LIMIT: &str = "job_memory_limit_bytes";
 const FILE: &str = "mpsd.prom";
-/// node_exporter reads the file as another user.
-const MODE: u32 = 0o644;
 /// Longest time for writing the file: the directory may be on a slow file system.
 const WRITE_TIME: Duration = Duration::from_secs(5);
 
@@ -75,10 +73,11 @@ impl Metrics {
 
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let written = site_directory::change(paths, directory, WRITE_TIME, || {
-        let written = Dir::open(directory);
-        let written =
-            written.and_then(|dir| dir.write(FILE, page.as_bytes(), MODE, Durability::Placed));
-        written.map_err(|error| error.to_string())
+        // node_exporter reads it as another user.
+        let write = |dir: Dir| dir.write(FILE, page.as_bytes(), 0o644, Durability::Placed);
+        Dir::open(directory)
+            .and_then(write)
+            .map_err(|error| error.to_string())
     });
     let what = format!("'{}'", directory.join(FILE).display());
     written.map_err(|why| Undetermined::new(what, why))?;
@@ -114,10 +113,10 @@ impl NodeStatus {
         let hung = ledger::hung_worker(&mut node).filter(|_| !journals.is_empty());
         let lists = match hung {
             Some(worker) => {
-                let why = format!(
+                status.nvml = Some(false);
+                status.problems.push(format!(
                     "NVML is not asked: process {worker}, which asked it earlier, still hangs in it"
-                );
-                (status.nvml, status.problems) = (Some(false), vec![why]);
+                ));
                 NvmlLists::new()
             }
             None => status.ask_nvml(&mut node, &journals),
@@ -227,21 +226,14 @@ fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
     let mut all = Vec::new();
     let seen = node.observations(journal.job());
     for RecordGpu { index, uuid, .. } in &journal.record().gpus {
-        let (index, gpu) = (index.to_string(), uuid.as_str());
-        let of = [
-            ("jobid", journal.job().as_str()),
-            ("gpu", &index),
-            ("uuid", gpu),
-        ];
+        let (job, index) = (journal.job().as_str(), index.to_string());
+        let of = [("jobid", job), ("gpu", &index), ("uuid", uuid.as_str())];
         let mut add = |family, more: &[(&str, &str)], value: Option<String>| {
             all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
         };
         let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
-        add(
-            JOB_LIMIT,
-            &[],
-            record::limit_on(&journal.record().job_memory, uuid).map(bytes),
-        );
+        let of_job = record::limit_on(&journal.record().job_memory, uuid);
+        add(JOB_LIMIT, &[], of_job.map(bytes));
         let Some(seen) = &seen else { continue };
         let usage = seen.usage.as_ref().and_then(|usage| usage.of(uuid));
         let part = |percent: Option<u8>| percent.map(|n| (f64::from(n) / 100.0).to_string());
@@ -277,20 +269,17 @@ fn clients(
         tasks.any(|task| task.job.as_deref() == Some(journal.job().as_str()))
     };
     let mut is_client = |process: &&GpuProcess| {
+        let its = node.is_of_job(journal, process.pid);
         process.mps_client
-            && node
-                .is_of_job(journal, process.pid)
-                .is_some_and(|its| several.is_none() || its || says_so(process.pid))
+            && its.is_some_and(|its| several.is_none() || its || says_so(process.pid))
     };
     let client = |process: &GpuProcess| ClientStatus {
         pid: process.pid,
         memory: process.memory,
         ..ClientStatus::default()
     };
-    list.iter()
-        .filter(|process| is_client(process))
-        .map(client)
-        .collect()
+    let clients = list.iter().filter(|process| is_client(process));
+    clients.map(client).collect()
 }
 
 /// A sample of a family: what follows the family's name, labels in braces included, and the value.

@@ -14,21 +14,19 @@ use std::path::PathBuf;
 const LONGEST_PIPE: usize = 85;
 /// Longest name of a job's directory and of a pipe directory in it, bytes.
 const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
-const SELINUX: &str = "/sys/fs/selinux/enforce";
-const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
 
 pub(super) fn length(paths: &Paths) -> CheckLine {
     let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
-    match longest <= LONGEST_PIPE {
-        true => Pass(format!(
+    if longest <= LONGEST_PIPE {
+        return Pass(format!(
             "pipe directories below '{run}' are short enough for the vendor"
-        )),
-        false => Fail(format!(
-            "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
-             {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
-        )),
+        ));
     }
+    Fail(format!(
+        "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
+         {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
+    ))
 }
 
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
@@ -91,15 +89,15 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
 
 pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
-    let selinux = selinux(text(SELINUX)).into_iter();
-    selinux.chain(apparmor(text(APPARMOR))).collect()
+    let selinux = selinux(text("/sys/fs/selinux/enforce"));
+    let apparmor = apparmor(text("/sys/kernel/security/apparmor/profiles"));
+    selinux.into_iter().chain(apparmor).collect()
 }
 
 /// We ship no policy. If another denies something, its log names the program.
 fn selinux(enforce: Option<String>) -> Option<CheckLine> {
-    let text =
-        "SELinux enforces: 'ausearch -m avc -c nvidia-cuda-mps' shows what it denies to a start";
-    (enforce?.trim() == "1").then(|| Pass(text.to_owned()))
+    let how = "'ausearch -m avc -c nvidia-cuda-mps' shows what it denies to a start";
+    (enforce?.trim() == "1").then(|| Pass(format!("SELinux enforces: {how}")))
 }
 
 fn apparmor(profiles: Option<String>) -> Option<CheckLine> {

@@ -28,7 +28,6 @@ const COMMAND_TIME: Duration = Duration::from_secs(30);
 /// What an administrator does about a node whose jobs cannot load libcuda.
 const LIBCUDA: &str =
     "install it on that node, as root; 'ldconfig -p' there lists what a job can load";
-const TURN: Duration = Duration::from_secs(1);
 /// Longest answer that is read, bytes; and shown, characters.
 const ANSWER_BYTES: usize = 1 << 20;
 const SHOWN: usize = 400;
@@ -123,19 +122,15 @@ impl Selftest {
             },
         };
         let request = trial.request;
+        let (submits, remedy) = (trial.submits, trial.remedy);
         let probe = runner.run().map_err(|error| match error {
-            TrialError::Failed(why) => match unreached(&why) {
-                Some(line) => failed(format!(
-                    "job: {} does not reach {scheduler}: {line}",
-                    trial.submits
-                )),
-                None => {
-                    let remedy = (trial.remedy)(&why);
-                    failed(format!(
-                        "job: the one that asked with '{request}': {why}: {remedy}"
-                    ))
-                }
-            },
+            TrialError::Failed(why) => failed(match unreached(&why) {
+                Some(line) => format!("job: {submits} does not reach {scheduler}: {line}"),
+                None => format!(
+                    "job: the one that asked with '{request}': {why}: {}",
+                    remedy(&why)
+                ),
+            }),
             interrupted => interrupted,
         })?;
         let lines = proved(&probe, request, (trial.remedy)(""));
@@ -156,10 +151,9 @@ impl Selftest {
             let commands = named.map(|system| system.facts().trial.submits);
             let mut commands: Vec<&str> = commands.collect();
             commands.dedup();
-            let commands = commands.join(" or ");
-            let remedy = "run it where jobs are submitted";
+            let none = format!("no {} that works is in PATH", commands.join(" or "));
             failed(format!(
-                "no scheduler: no {commands} that works is in PATH: {remedy}"
+                "no scheduler: {none}: run it where jobs are submitted"
             ))
         })
     }
@@ -289,7 +283,8 @@ impl Runner<'_> {
                 return Ok(());
             }
             let mut one = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            if poll(&mut one, deadline.within(TURN).poll_timeout()).is_ok_and(|ready| ready > 0) {
+            let turn = deadline.within(Duration::from_secs(1)).poll_timeout();
+            if poll(&mut one, turn).is_ok_and(|ready| ready > 0) {
                 return Err(self.interrupted(Some(id)));
             }
         }

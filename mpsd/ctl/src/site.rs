@@ -110,12 +110,10 @@ impl Advertise {
 fn offers<'a>(settings: &Settings, inventory: &'a Inventory, memory: bool) -> Vec<Offer<'a>> {
     let of = |gpu: &'a Gpu| {
         let gib = |mib: u64| u32::try_from(mib / 1024).ok();
+        let most = inventory.clients(gpu, settings.max_clients);
         let (replicas, clients) = match memory {
             true => (gpu.memory_mib.and_then(gib), u32::MAX),
-            false => (
-                settings.replicas,
-                inventory.clients(gpu, settings.max_clients),
-            ),
+            false => (settings.replicas, most),
         };
         Offer {
             gpu,
@@ -146,10 +144,8 @@ mod tests {
             (Some("n4"), "\nmax_clients = 16 "),
             (Some("other"), "\nmax_clients is not set "),
         ] {
-            let show = Show {
-                node: node.map(str::to_owned),
-            };
-            let text = show.run(&config, "n3.domain", false).unwrap();
+            let node = node.map(str::to_owned);
+            let text = Show { node }.run(&config, "n3.domain", false).unwrap();
             assert!(text.contains(words), "{words}: {text}");
         }
     }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use setup::CheckLine;
 use std::io::{Write as _, stdout};
 
-const USUAL_WIDTH: usize = 80;
 const MARKS: [(&str, AnsiColor); 3] = [
     ("OK", AnsiColor::Green),
     ("WARN", AnsiColor::Yellow),
@@ -20,7 +19,7 @@ const MARK_WIDTH: usize = 6;
 pub fn width() -> Option<usize> {
     let columns = || tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_col));
     isatty(stdout()).then(|| match columns() {
-        0 => USUAL_WIDTH,
+        0 => 80,
         columns => columns,
     })
 }

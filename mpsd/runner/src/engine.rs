@@ -15,8 +15,6 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const LONGEST_TURN: Duration = Duration::from_secs(3600);
-
 #[derive(Debug)]
 pub struct Task {
     /// The program, searched in the user's own `PATH`, and its arguments.
@@ -145,7 +143,8 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
 pub fn wait<'a>(all: impl IntoIterator<Item = BorrowedFd<'a>>, turn: Duration) -> bool {
     let all = all.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     let mut all: Vec<_> = all.collect();
-    let turn = turn.min(LONGEST_TURN) + Duration::from_millis(1);
+    // Its caller repeats a wait.
+    let turn = turn.min(Duration::from_secs(3600)) + Duration::from_millis(1);
     let timeout = PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX);
     let _ = poll(&mut all, timeout);
     all.first().and_then(PollFd::any) == Some(true)

@@ -6,8 +6,6 @@ use mpsd_core::{GpuUuid, Inventory};
 use std::path::Path;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(5);
-
 #[derive(Debug)]
 pub struct Gpus {
     /// `None`: it failed to answer once, and is not asked again.
@@ -20,7 +18,7 @@ pub struct Gpus {
 impl Gpus {
     /// `None`: NVML does not answer, or a GPU has no UUID.
     pub fn of(gpus: &[String], daemon: &Path, nvml: &str) -> Option<Self> {
-        let mut worker = NvmlWorker::start(daemon, nvml, PATIENCE).ok()?;
+        let mut worker = NvmlWorker::start(daemon, nvml, Duration::from_secs(5)).ok()?;
         let gpus = gpus.iter().map(|gpu| GpuUuid::parse(gpu).ok());
         let gpus: Vec<GpuUuid> = gpus.collect::<Option<_>>()?;
         let inventory: Inventory = worker.ask(&Question::Inventory).ok()?;

@@ -4,8 +4,6 @@ use ctl::{NAME, complain};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-const PERIOD: Duration = Duration::from_secs(60);
-
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -46,7 +44,7 @@ impl Progress {
         if !self.bar.is_hidden() {
             self.bar.set_position(ended);
             self.bar.set_message(message);
-        } else if self.told.elapsed() >= PERIOD {
+        } else if self.told.elapsed() >= Duration::from_secs(60) {
             self.told = Instant::now();
             let all = self.all;
             let line = format!("pack: {ended} of {all} commands have ended, {message}");

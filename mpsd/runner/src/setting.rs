@@ -10,9 +10,6 @@ use nix::sys::signal::Signal;
 use setup::VerbError;
 use std::path::PathBuf;
 
-/// A shell's exit code for a command that a signal ended, less the signal's number.
-const BY_SIGNAL: u8 = 128;
-
 #[derive(Debug)]
 pub struct Setting {
     pub signals: Signals,
@@ -44,8 +41,9 @@ pub fn told(error: &anyhow::Error) -> VerbError {
     VerbError { line, code }
 }
 
+/// As a shell's for a command that a signal ended.
 pub fn code_of(signal: Signal) -> u8 {
-    BY_SIGNAL.saturating_add(signal as i32 as u8)
+    128_u8.saturating_add(signal as i32 as u8)
 }
 
 /// The failure of a process that kept a command.

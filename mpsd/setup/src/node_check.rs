@@ -14,14 +14,8 @@ use mpsd_core::{Failure, Paths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
-const SERVER: &str = "nvidia-cuda-mps-server";
-const MOST_OF_DRIVER: usize = 4096;
-const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
-/// sd_booted(3).
-const BOOTED: &str = "/run/systemd/system";
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
-const UNIT_DEADLINE: Duration = Duration::from_secs(5);
+const DRAINS: &str = "the first job that asks for MPS takes the node out of service";
 /// Our units that an administrator enables, and what is missing without each.
 const UNITS: [(&str, &str); 2] = [
     (
@@ -48,9 +42,10 @@ const SANDBOXED: [&str; 2] = ["mpsd-boot.service", "mpsd-reconcile.service"];
 
 /// The scheduler's `own` lines, then those of the node: `mpsctl slurm check`, `mpsctl pbs check`.
 pub fn with_node(own: Vec<CheckLine>, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let wrong = || format!("NVML gives no answer: {DRAINS}; 'mpsctl doctor' says why");
     let nvml = || match (ctx.inventory)(node) {
         Ok(_) => vec![Pass("NVML answers".to_owned())],
-        Err(failure) => vec![unless_proved(&failure, || NO_NVML.to_owned())],
+        Err(failure) => vec![unless_proved(&failure, wrong)],
     };
     [own, node_check(ctx, nvml), (ctx.standing)(&ctx.settings)].concat()
 }
@@ -70,13 +65,14 @@ pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>)
     all
 }
 
+/// As sd_booted(3).
 pub fn is_booted() -> bool {
-    Path::new(BOOTED).is_dir()
+    Path::new("/run/systemd/system").is_dir()
 }
 
 /// A host without a GPU: a login host, or a node that lost its only GPU and still has the driver.
 fn without_gpu(host: &dyn Host) -> CheckLine {
-    match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
+    match host.configuration(Path::new(DRIVER), 4096) {
         Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
         Ok(Some(_)) | Err(_) => Warn(format!(
             "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
@@ -107,7 +103,8 @@ pub fn has_gpu(ctx: &SetupContext<'_>) -> bool {
 }
 
 fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
-    let server = control.with_file_name(SERVER);
+    // docs/facts/mps-control.md#starting
+    let server = control.with_file_name("nvidia-cuda-mps-server");
     let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
         Ok(_) if host.executable(program) => {
             Pass(format!("'{}' is a program of root's", program.display()))
@@ -120,12 +117,11 @@ fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
             "NVIDIA's MPS: {error}: {means}; install the driver's MPS programs{remedy}"
         )),
     };
-    let drains = "the first job that asks for MPS takes the node out of service";
     let named = ", or name this one with control in mpsd.toml";
     // A server that does not start is no proof against the node.
     let not_ready = "no job's MPS becomes ready here";
     vec![
-        one(control, drains, named),
+        one(control, DRAINS, named),
         one(&server, not_ready, " beside the control daemon"),
     ]
 }
@@ -183,7 +179,8 @@ fn sandboxes(host: &dyn Host, paths: &Paths) -> Vec<CheckLine> {
 }
 
 fn systemctl(host: &dyn Host, arguments: &[&str]) -> Result<String> {
-    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE);
+    let deadline = Duration::from_secs(5);
+    let answer = host.run(Path::new(SYSTEMCTL), arguments, &[], deadline);
     Ok(answer.map_err(Error::msg)?.text.trim().to_owned())
 }
 

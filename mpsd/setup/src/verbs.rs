@@ -16,7 +16,6 @@ use std::path::Path;
 use std::time::Duration;
 
 const FAIL: &str = "FAIL";
-const POLL: Duration = Duration::from_millis(500);
 
 pub struct AdminVerbs {
     pub command: fn() -> clap::Command,
@@ -256,7 +255,7 @@ pub fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>> {
     let end = Deadline::after(Duration::from_secs(wait_s));
     loop {
         let jobs = jobs_here(&paths.jobs())?;
-        if jobs.is_empty() || !end.sleep(POLL) {
+        if jobs.is_empty() || !end.sleep(Duration::from_millis(500)) {
             return Ok(jobs);
         }
     }

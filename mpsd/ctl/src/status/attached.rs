@@ -64,9 +64,8 @@ impl Verdict {
             Ok(Some(daemon)) => daemon,
             Ok(None) => {
                 let pipe = one_line(pipe, 120);
-                return Self::no(format!(
-                    "{PIPE_DIRECTORY} is '{pipe}', which is no daemon's of job {job}: {how}"
-                ));
+                let other = format!("'{pipe}', which is no daemon's of job {job}");
+                return Self::no(format!("{PIPE_DIRECTORY} is {other}: {how}"));
             }
             Err(why) => {
                 let because = one_line(&format!("{PIPE_DIRECTORY} is '{pipe}': {why}"), 300);

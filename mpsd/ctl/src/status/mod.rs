@@ -25,7 +25,6 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, JobId, Paths, Refusal};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use text::sentence;
@@ -63,7 +62,7 @@ type Answers = Vec<Result<DaemonAnswer, AnswerError>>;
 /// What `mpsctl status` shows, and the object of `--json`.
 #[derive(Debug, Default, Serialize)]
 struct StatusReport {
-    /// Whether the calling task is under MPS, if it is in a job.
+    /// Of the calling task, if it is in a job.
     #[serde(rename = "under_mps", skip_serializing_if = "Option::is_none")]
     verdict: Option<Verdict>,
     jobs: Vec<JobStatus>,
@@ -94,7 +93,10 @@ impl StatusReport {
         let Some(record) = first_record(&settings, &ids)? else {
             return match broken {
                 Some(fault) => Err(fault.into()),
-                None => Ok(Self::not_attached(none_here(&ids, job, caller.is_in(job)))),
+                None => {
+                    let is_in = caller.is_in(job);
+                    Ok(Self::not_attached(none_here(&ids, job.as_str(), is_in)))
+                }
             };
         };
         if record.uid != 0 && record.uid != caller.uid {
@@ -108,12 +110,7 @@ impl StatusReport {
         add(&mut status, answers, paths, nvml, worker);
         let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());
         // The verdict is for a task of this job only.
-        let own = Caller {
-            job: None,
-            ..*caller
-        };
-        let own = own.ids();
-        let is_own = caller.job.is_none() || own.is_ok_and(|own| own.ends_with(&ids));
+        let is_own = caller.job.is_none() || caller.own_ids().is_ok_and(|own| own.ends_with(&ids));
         Ok(Self {
             verdict: is_own.then(|| Verdict::of(&status, pipe.as_deref()).limited(caller.env)),
             jobs: vec![status],
@@ -306,8 +303,7 @@ fn processes(status: &JobStatus, nvml: &str, worker: &Path) -> NvmlLists {
 
 /// Why there is nothing of `job`, and where there may be. `inside`: this is one of its nodes. A
 /// login node is none. A job of Slurm has a number, which a PBS here would read as one of its own.
-fn none_here(ids: &[JobId], job: impl Display, inside: bool) -> String {
-    let job = job.to_string();
+fn none_here(ids: &[JobId], job: &str, inside: bool) -> String {
     let is_number = job.bytes().all(|byte| byte.is_ascii_digit());
     let is_of_slurm = |id: &JobId| !id.as_str().contains(|c: char| c.is_ascii_alphabetic());
     let of_slurm = is_number && ids.iter().all(is_of_slurm);

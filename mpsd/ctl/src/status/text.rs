@@ -99,9 +99,10 @@ fn daemon_lines(daemon: &DaemonStatus, several: bool, shared: bool) -> Vec<Strin
 fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
     let index = gpu.index;
     match gpu.clients.as_deref() {
-        None => vec![format!(
-            "{index:>5}  its clients are not known: its control daemon does not tell"
-        )],
+        None => {
+            let why = "its clients are not known: its control daemon does not tell";
+            vec![format!("{index:>5}  {why}")]
+        }
         Some([]) => vec![format!("{index:>5}  no client")],
         Some(clients) => {
             let line = |client| client_line(index, client, shared);
@@ -111,8 +112,7 @@ fn gpu_lines(gpu: &GpuStatus, shared: bool) -> Vec<String> {
 }
 
 fn together(gpu: &GpuStatus) -> Option<String> {
-    let (held, limit) = (gpu.job_held_mib?, gpu.job_limit_mib?);
-    let index = gpu.index;
+    let (index, held, limit) = (gpu.index, gpu.job_held_mib?, gpu.job_limit_mib?);
     Some(format!(
         "{index:>5}  all clients of this job: {held}M of {limit}M"
     ))

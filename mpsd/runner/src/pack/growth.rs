@@ -174,9 +174,8 @@ impl Growth {
     }
 
     fn judge(&mut self, work: f64, sight: &Sight) -> Phase {
-        let rest = Phase::Resting {
-            until: sight.now + REST,
-        };
+        let until = sight.now + REST;
+        let rest = Phase::Resting { until };
         let before = self.work.replace(work);
         if before.is_some_and(|before| work < before * (1.0 - GAIN)) {
             self.each = self.former;
@@ -185,11 +184,8 @@ impl Growth {
         let grew = before.is_none_or(|before| work >= before * (1.0 + GAIN));
         let added = f64::from(self.each) / f64::from(self.former);
         let is_worth_it = before.is_none_or(|before| work / before >= f64::midpoint(1.0, added));
-        let step = if is_worth_it {
-            self.each
-        } else {
-            self.each.div_ceil(2)
-        };
+        let half = self.each.div_ceil(2);
+        let step = if is_worth_it { self.each } else { half };
         let goal = (self.each + step).min(self.allowed(sight));
         let is_late = sight.left.is_some_and(|left| left < WORTH);
         if !grew || is_late || goal <= self.each {
@@ -201,9 +197,8 @@ impl Growth {
 
     /// The most on each GPU.
     fn allowed(&self, sight: &Sight) -> u32 {
-        let fit = |(all, one): (u64, u64)| {
-            u32::try_from(all * ROOM / 10 / one.max(1)).unwrap_or(u32::MAX)
-        };
+        let fit = |(all, one): (u64, u64)| u32::try_from(all * ROOM / 10 / one.max(1));
+        let fit = |both| fit(both).unwrap_or(u32::MAX);
         // Without figures of memory the next one may not fit.
         let by_memory = self.bounds.memory_mib.zip(sight.memory_mib).map_or(0, fit);
         let all_busy = f64::from(self.each) * f64::from(self.bounds.cores);

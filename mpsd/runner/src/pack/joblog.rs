@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 const HEADER: &str = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
 /// The keepers of a pack that was killed hold its log until their commands have ended.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// GNU parallel's exit code of a command that took too long.
-const LATE: i32 = -1;
-const NOT_STARTED: i32 = 126;
 
 /// A log that is written. The keepers write successes, so that none is forgotten if we are killed;
 /// we write the rest.
@@ -111,8 +108,9 @@ fn lock(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
 /// The line of a command that has ended; `bytes`: what it wrote.
 pub fn line(seq: u64, host: &str, end: &End, bytes: u64, command: &OsStr) -> Vec<u8> {
     let code = match &end.not_started {
-        _ if end.late => LATE,
-        Some(_) => NOT_STARTED,
+        // As GNU parallel has it.
+        _ if end.late => -1,
+        Some(_) => 126,
         None => end.code.map_or(0, i32::from),
     };
     let signal = end.signal.unwrap_or(0);

@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 /// As GNU parallel's: 1 to 100 are numbers of failed commands.
 pub const EXIT_NOTHING_RUN: u8 = 255;
 const EXIT_MORE_FAILED: u8 = 101;
-const SHOWN: usize = 60;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Pack {
@@ -128,8 +127,8 @@ impl Pack {
         for line in own {
             match past.get(&line.seq) {
                 Some(past) if past.command != line.text => {
-                    let [was, is] = [&past.command, &line.text]
-                        .map(|text| one_line(&text.to_string_lossy(), SHOWN));
+                    let both = [&past.command, &line.text];
+                    let [was, is] = both.map(|text| one_line(&text.to_string_lossy(), 60));
                     let why = format!("command {} was '{was}', and is '{is}' now", line.seq);
                     let allowed = "the same file, with more commands at its end at most";
                     return Err(joblog::refusal(log, why, allowed));

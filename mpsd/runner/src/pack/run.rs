@@ -43,7 +43,6 @@ const NO_MEMORY: [&str; 3] = [
     "no compatible cuda device is available",
 ];
 const OUT_OF_MEMORY: u32 = 2;
-const USUAL_SHELL: &str = "/bin/sh";
 /// The command's number, as GNU parallel tells it.
 const SEQ: &str = "PARALLEL_SEQ";
 /// Failed commands that the summary names.
@@ -182,7 +181,7 @@ impl<'a> Runner<'a> {
             setting,
             gpus,
             growth: None,
-            shell: shell.map_or_else(|| USUAL_SHELL.into(), OsString::from),
+            shell: shell.map_or_else(|| "/bin/sh".into(), OsString::from),
             host: ThisHost.name(),
             directory,
             log,
@@ -407,9 +406,8 @@ impl<'a> Runner<'a> {
         }
         of.failed += 1;
         if run.shared && !of.alone && !end.late && has_no_memory(&output, from) {
-            self.progress.tell(&format!(
-                "pack: command {seq}: a GPU had no memory left for it; it runs again alone"
-            ));
+            let why = "a GPU had no memory left for it; it runs again alone";
+            self.progress.tell(&format!("pack: command {seq}: {why}"));
             self.again_alone.push(seq);
             if let Some(growth) = &mut self.growth {
                 growth.shrink();

@@ -7,8 +7,6 @@ use std::str::FromStr;
 
 /// Longest part of a line that is searched, bytes.
 const LONGEST: usize = 4096;
-/// Longest part of a line that is shown, characters.
-const SHOWN: usize = 160;
 /// Most times that are kept of a copy.
 const MOST_TIMES: usize = 1 << 20;
 #[derive(Debug, Clone)]
@@ -123,7 +121,7 @@ impl Scan {
 
     /// The last line with text, fit for a terminal.
     pub fn last(&self) -> String {
-        one_line(String::from_utf8_lossy(&self.last).trim(), SHOWN)
+        one_line(String::from_utf8_lossy(&self.last).trim(), 160)
     }
 }
 

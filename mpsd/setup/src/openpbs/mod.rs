@@ -35,16 +35,12 @@ const ALARM_MARGIN_S: u64 = 10;
 const ORDER: u32 = 110;
 /// How long a deleted hook may keep its name. Moms that are up remove theirs within seconds.
 const PENDING: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_secs(1);
 /// How long a new hook may take to its moms (seen: 4 s).
 const ARRIVES: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(200);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
-const QUEUES: &str = "AUTO_QUEUES = ";
 const SHARES: &str = "SHARES = ";
 const MOVES: &str = "MOVES = 1";
-const FILLED_IN: &str = "# filled in by";
 /// qmgr's answers: to root of a node that is no manager; and about a deleted hook, which keeps its
 /// name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
 const DENIED: &str = "unauthorized to access hooks";
@@ -144,7 +140,7 @@ fn await_mom(pbs: &Installation, body: &str, ctx: &SetupContext<'_>, report: &mu
     };
     let end = Deadline::after(ARRIVES);
     while !has_it() {
-        if !end.sleep(LOOK) {
+        if !end.sleep(Duration::from_millis(200)) {
             let seconds = ARRIVES.as_secs();
             return report.left(format!(
                 "the mom here has not got the hook within {seconds} s, or keeps another: until 'mpsctl pbs check' finds it, or the \
@@ -252,7 +248,7 @@ fn carry_out(
     let end = Deadline::after(PENDING);
     loop {
         match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
-            Err(why) if why.contains(PENDING_DELETE) && end.sleep(POLL) => {}
+            Err(why) if why.contains(PENDING_DELETE) && end.sleep(Duration::from_secs(1)) => {}
             done => return done,
         }
     }
@@ -270,13 +266,13 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
                 }
             }
         }
-        Ok(None) if !has_mom(pbs) => all.push(Warn(format!(
-            "no mom runs here, and it has no hook '{NAME}' yet"
-        ))),
-        Ok(None) => all.push(Fail(format!(
-            "this mom has no hook '{NAME}': jobs run without MPS; 'mpsctl pbs install' runs once, on the server's host, and its \
-             moms have it within seconds, or when they are restarted"
-        ))),
+        Ok(None) => all.push(match has_mom(pbs) {
+            false => Warn(format!("no mom runs here, and it has no hook '{NAME}' yet")),
+            true => Fail(format!(
+                "this mom has no hook '{NAME}': jobs run without MPS; 'mpsctl pbs install' runs once, on the server's host, and its \
+                 moms have it within seconds, or when they are restarted"
+            )),
+        }),
         Err(why) => all.push(Warn(format!("hook '{NAME}' not seen ({why})"))),
     }
 }
@@ -284,21 +280,19 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
 fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (needed, seconds) = (alarm_s(ctx), hook.alarm_s);
     let set = format!("qmgr -c 'set hook {NAME}");
-    if !hook.enabled {
-        return vec![Fail(format!(
-            "hook '{NAME}' is not enabled: {set} enabled = True'"
-        ))];
-    }
     let mut all = vec![match seconds < needed {
+        _ if !hook.enabled => {
+            let text = format!("hook '{NAME}' is not enabled: {set} enabled = True'");
+            return vec![Fail(text)];
+        }
         true => Fail(format!(
             "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set} alarm = {needed}'"
         )),
         false => Pass(format!("hook '{NAME}' is enabled")),
     }];
     let (body, wanted) = (moms_text(pbs, ctx), render(ctx, 0, false));
-    let [its, ours] =
-        [&body, &wanted].map(|text| text.lines().find(|line| line.starts_with(QUEUES)));
-    if its != ours {
+    let is_list = |line: &&str| line.starts_with("AUTO_QUEUES = ");
+    if body.lines().find(is_list) != wanted.lines().find(is_list) {
         all.push(Warn(
             "the hook asks for the jobs of other queues than auto_queues of mpsd.toml here: 'mpsctl pbs install' again, on the \
              server's host, with the same auto_queues"
@@ -316,10 +310,11 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
         }
     };
     let copy = moms_copy(pbs, NAME, "PY");
-    let copy = copy.display();
-    all.push(Warn(format!(
-        "'{copy}' is another version's hook than {older}"
-    )));
+    let text = format!(
+        "'{}' is another version's hook than {older}",
+        copy.display()
+    );
+    all.push(Warn(text));
     all
 }
 
@@ -327,7 +322,7 @@ fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Ve
 fn is_this_version(text: &str) -> bool {
     let key = |line: &str| line.split(' ').next().map(str::to_owned);
     let is_alike = |(its, ours): (&str, &str)| {
-        its == ours || ours.contains(FILLED_IN) && key(its) == key(ours)
+        its == ours || ours.contains("# filled in by") && key(its) == key(ours)
     };
     text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike)
 }

@@ -205,10 +205,8 @@ pub fn check(
             "the server has no vnode of GPU {uuid} with {each} mps_shares: send the mom a SIGHUP, or restart it"
         ))],
         None => {
-            let count = gpus.len();
-            let vnodes = Pass(format!(
-                "each of {count} GPUs is a vnode with {each} mps_shares"
-            ));
+            let vnodes = format!("a vnode with {each} mps_shares");
+            let vnodes = Pass(format!("each of {} GPUs is {vnodes}", gpus.len()));
             let uncounted = uncounted.map(|(line, _)| Fail(line));
             [Some(vnodes), twice, uncounted]
                 .into_iter()

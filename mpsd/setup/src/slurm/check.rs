@@ -22,8 +22,6 @@ use std::time::Duration;
 
 /// Less is too little for the start of a control daemon and its servers on a node with many GPUs.
 const LEAST: Duration = Duration::from_secs(5);
-/// Longest file of a plugin of Slurm's, bytes.
-const MOST: usize = 1 << 20;
 
 pub fn check(
     plugins: &Path,
@@ -62,9 +60,9 @@ pub fn check(
     all.extend(check_sluids(conf, release, ctx));
     all.extend(check_gpus(conf, node, ctx));
     if !plugins.is_dir() {
-        let plugins = plugins.display();
+        let none = format!("no '{}'", plugins.display());
         all.push(Fail(format!(
-            "no '{plugins}': install the package with the plugins"
+            "{none}: install the package with the plugins"
         )));
     }
     all
@@ -99,9 +97,8 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
         return Fail(format!("no '{shown}': run {command}"));
     }
     if let Err(error) = open_trusted(&stack.file) {
-        return Warn(format!(
-            "{error}: its owner and writers decide what slurmd loads as root"
-        ));
+        let then = "its owner and writers decide what slurmd loads as root";
+        return Warn(format!("{error}: {then}"));
     }
     match found {
         Some(file) if file == stack.file => Pass(format!("'{shown}' has our line")),
@@ -204,11 +201,9 @@ fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
     let mut allocating = ["Alloc", "Contain", "X11", "ForceRequeueOnFail"].into_iter();
     let allocates = allocating.any(has_flag);
     if has_flag("RunInJob") {
-        return Fail(
-            "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a batch script's --mps is refused, and no partition's auto \
-             gives MPS; allowed: PrologFlags=Alloc or Contain"
-                .to_owned(),
-        );
+        let text = "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a batch script's --mps is refused, and no partition's auto \
+                    gives MPS; allowed: PrologFlags=Alloc or Contain";
+        return Fail(text.to_owned());
     }
     match allocates || defers {
         true => Pass(format!(
@@ -259,14 +254,11 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
         let private = private_directories(kind, conf, ctx.host);
         container(kind, &private, ctx.settings.paths.run())
     }));
-    let sends_users = conf.lists("LaunchParameters", "enable_nss_slurm");
-    all.extend(sends_users.then(|| {
-        Warn(
-            "LaunchParameters has enable_nss_slurm, which tells users to steps alone: a job with MPS of a user whom 'getent passwd' \
-             does not find on this node does not start"
-                .to_owned(),
-        )
-    }));
+    if conf.lists("LaunchParameters", "enable_nss_slurm") {
+        let text = "LaunchParameters has enable_nss_slurm, which tells users to steps alone: a job with MPS of a user whom 'getent passwd' \
+                    does not find on this node does not start";
+        all.push(Warn(text.to_owned()));
+    }
     all
 }
 
@@ -275,8 +267,9 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
 fn private_directories(kind: &str, conf: &Conf, host: &dyn Host) -> Vec<String> {
     let found = match kind.ends_with("/linux") {
         true => {
-            let file = host.configuration(&conf.file.with_file_name("namespace.yaml"), MOST);
-            let text = String::from_utf8(file.ok().flatten().unwrap_or_default());
+            let file = conf.file.with_file_name("namespace.yaml");
+            let bytes = host.configuration(&file, 1 << 20).ok().flatten();
+            let text = String::from_utf8(bytes.unwrap_or_default());
             yaml_values(&text.unwrap_or_default(), &["dirs", "path"])
         }
         false => {
@@ -358,10 +351,9 @@ fn check_shards(gres: &Gres) -> Option<CheckLine> {
             gres.shards
         ))),
         None if gres.unshared => None,
-        None => {
-            let text = "this cluster has gres/shard or gres/mps, and this node has no shards: no compute mode is changed here";
-            Some(Pass(text.to_owned()))
-        }
+        None => Some(Pass(
+            "this cluster has gres/shard or gres/mps, and this node has no shards: no compute mode is changed here".to_owned(),
+        )),
     }
 }
 
@@ -480,12 +472,9 @@ namespace/linux | job_container.conf | Dirs=/run; | /run/mpsd | open"#;
             "defaults:;  dir_confs:;    - path: /run;      tmpfs: true;    - path: '/tmp';";
         for row in rows.trim().lines() {
             let row = row.replace("BY_PATH", by_path).replace(';', "\n");
-            let [kind, file, text, run, found] =
-                row.split('|').map(str::trim_start).collect::<Vec<_>>()[..]
-            else {
-                panic!("{row}");
-            };
-            let (kind, file, run) = (kind.trim(), file.trim(), run.trim());
+            let cells: Vec<&str> = row.split('|').map(str::trim_start).collect();
+            let [kind, file, run] = [0, 1, 3].map(|at: usize| cells[at].trim());
+            let (text, found) = (cells[2], cells[4]);
             let host = TextHost::default().file("/x/slurm.conf", "");
             let host = host.file(&format!("/x/{file}"), text);
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();

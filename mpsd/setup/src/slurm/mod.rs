@@ -331,10 +331,8 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     if !is_foreign(&home) {
         report.write(&home, new.as_bytes(), MODE, &about)?;
     } else if new != old {
-        let (home, plugin) = (home.display(), plugin.display());
-        report.left(format!(
-            "let the line for {PLUGIN} in '{home}' name '{plugin}'"
-        ));
+        let line = format!("the line for {PLUGIN} in '{}'", home.display());
+        report.left(format!("let {line} name '{}'", plugin.display()));
     }
     if report.changed {
         report.did(RESTART);

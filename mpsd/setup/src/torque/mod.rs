@@ -33,7 +33,6 @@ pub static VERBS: ProductVerbs = ProductVerbs {
 const ABOVE: &str =
     "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
 const STARTER_MODE: u32 = 0o755;
-const CONFIG_MODE: u32 = 0o644;
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 
@@ -107,9 +106,8 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<()>
 
 fn tell_mom(command: Option<String>, report: &mut VerbReport) {
     if let Some(command) = command {
-        report.did(format!(
-            "until then tasks that TM starts run outside MPS; now run:\n    {command}"
-        ));
+        report.did("until then tasks that TM starts run outside MPS; now run:");
+        report.did(format!("    {command}"));
     }
 }
 
@@ -138,9 +136,8 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
     let about = format!(" without '{}'; {REREAD}", config_line(pbs));
     report.write(&config, &kept, mode, &about)?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
-    report.left(format!(
-        "'{ours}' stays until then: run this again, after:\n    {command}"
-    ));
+    report.left(format!("'{ours}' stays until then: run this again, after:"));
+    report.did(format!("    {command}"));
     Ok(())
 }
 
@@ -207,7 +204,7 @@ fn mode(config: &Path) -> Result<u32> {
         Ok(about) if !about.is_file() => bail!("it is no plain file"),
         Ok(about) if about.uid() != 0 || about.gid() != 0 => bail!("it is not root's"),
         Ok(about) => Ok(about.mode() & 0o777),
-        Err(_) => Ok(CONFIG_MODE),
+        Err(_) => Ok(0o644),
     }
 }
 

@@ -16,9 +16,6 @@ use std::path::{Path, PathBuf};
 const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// The places of our programs and of our files of jobs in the shipped texts.
-const SHIPPED: &str = "/usr/bin/";
-const SHIPPED_RUN: &str = "/run/mpsd/";
 const SHIPPED_QUEUES: &str = "queues=, #";
 
 struct Script {
@@ -104,9 +101,8 @@ pub fn place_scripts(
             let call = command_line(&ctx.programs.join(script.program), ctx);
             let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
             let lines = lines.replace("QUEUES", &queues(ctx));
-            report.left(format!(
-                "'{shown}' is the site's own and stays; add to it:\n    {lines}"
-            ));
+            report.left(format!("'{shown}' is the site's own and stays; add to it:"));
+            report.did(format!("    {lines}"));
         }
     }
     Ok(())
@@ -117,10 +113,8 @@ pub fn remove_scripts(pbs: &Installation, report: &mut VerbReport) -> Result<()>
         match author {
             Author::Ours => report.remove(&path)?,
             Author::Site if calls_us(&path) => {
-                let shown = path.display();
-                report.left(format!(
-                    "'{shown}' is the site's own: take our lines out of it"
-                ));
+                let own = format!("'{}' is the site's own", path.display());
+                report.left(format!("{own}: take our lines out of it"));
             }
             Author::Site | Author::Absent => {}
         }
@@ -146,8 +140,8 @@ pub fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
     let option: String = options.map(|word| format!(" {}", quoted(&word))).collect();
     let run = ctx.settings.paths.run().display().to_string();
     shipped
-        .replace(SHIPPED, &format!("{}/", programs.trim_end_matches('/')))
-        .replace(SHIPPED_RUN, &format!("{}/", quoted(&run)))
+        .replace("/usr/bin/", &format!("{}/", programs.trim_end_matches('/')))
+        .replace("/run/mpsd/", &format!("{}/", quoted(&run)))
         .replace(SHIPPED_QUEUES, &format!("queues={} #", queues(ctx)))
         .replace(" --scheduler", &format!("{option} --scheduler"))
         .replace(" exec --starter", &format!("{option} exec --starter"))
