@@ -220,7 +220,7 @@ fn missing() -> Vec<&'static str> {
     let there = |name: &str| {
         let files = [name, &format!("{name}-wlm")];
         let is_in = |dir: &&str| files.iter().any(|file| Path::new(dir).join(file).exists());
-        dirs.iter().any(|dir| is_in(dir))
+        dirs.iter().any(is_in)
     };
     SLURM.split(' ').filter(|name| !there(name)).collect()
 }

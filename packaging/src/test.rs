@@ -110,12 +110,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let mut report = Report::default();
     if options.stages.is_empty() {
-        report.skip(&hardware());
+        // It needs a GPU, and so is a program of its own.
+        let why = match Path::new("/dev/nvidia0").exists() {
+            true => "not part of this: run 'cargo xtask hardware'",
+            false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
+        };
+        report.skip(&format!(
+            "hardware: NVIDIA's own programs and a real GPU: {why}"
+        ));
     }
     let unlike = BOOTED.iter().filter_map(unlike_booted);
     report.tally.skipped.extend(unlike);
     let chosen = chosen(&options.stages)?;
-    report.all(&chosen, "first");
+    for stage in chosen.iter().filter(|stage| stage.when == "first") {
+        report.one(stage);
+    }
     let mut beside = Report {
         stages: report.stages.clone(),
         held: Some(String::new()),
@@ -188,11 +197,10 @@ fn free(stages: &[(&Stage, bool)], when: &str) -> Option<usize> {
         let mut after = AFTER.iter().filter(|(stage, _)| *stage == name);
         after.any(|(_, others)| others.split(' ').any(is_open))
     };
-    let find = |when| {
-        stages.iter().position(|(stage, has_begun)| {
-            stage.when == when && !has_begun && !must_wait(stage.name)
-        })
+    let may = |(stage, has_begun): &(&Stage, bool), when| {
+        stage.when == when && !has_begun && !must_wait(stage.name)
     };
+    let find = |when| stages.iter().position(|stage| may(stage, when));
     find(when).or_else(|| find("rest"))
 }
 
@@ -208,15 +216,6 @@ fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     }
     let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.name);
     Ok(stages().filter(is_wanted).collect())
-}
-
-/// What needs a GPU, and so is a program of its own.
-fn hardware() -> String {
-    let why = match Path::new("/dev/nvidia0").exists() {
-        true => "not part of this: run 'cargo xtask hardware'",
-        false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
-    };
-    format!("hardware: NVIDIA's own programs and a real GPU: {why}")
 }
 
 /// A setting that this machine lacks. It is for the whole machine, so only `.ci/run` changes it.
@@ -242,12 +241,6 @@ struct Report {
 }
 
 impl Report {
-    fn all(&mut self, stages: &[Stage], when: &str) {
-        for stage in stages.iter().filter(|stage| stage.when == when) {
-            self.one(stage);
-        }
-    }
-
     fn one(&mut self, stage: &Stage) {
         match stage.needs.iter().find(|needed| self.failed(needed)) {
             Some(needed) => self.skip(&format!("{}: '{needed}' failed", stage.name)),
@@ -367,8 +360,8 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
             let target = cargo::target_directory()?.join(stage.name);
             let command = cargo::by_toolchain(oldest, "check --locked --workspace");
             let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
+            // A directory of its own, because one compiler cannot use what another has built.
             command.map(|mut command| {
-                // A directory of its own, because one compiler cannot use what another has built.
                 command.env("CARGO_TARGET_DIR", target);
                 command
             })
@@ -448,8 +441,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored,
-    /// REASON`, or `skipped: NAME: REASON`. Anything else counts nothing.
+    /// Of a test program's output: libtest's summary, `test NAME ... ignored, REASON`, or `skipped:
+    /// NAME: REASON`.
     fn line(&mut self, line: &str) {
         let test = line.strip_prefix("test ");
         let ignored = test.and_then(|rest| rest.split_once(" ... ignored"));
@@ -494,10 +487,8 @@ impl Tally {
 
     fn summary(&self) -> String {
         let mut text = format!("{} passed, {} failed", self.passed, self.failed);
-        for (count, what) in [
-            (self.skipped.len(), "skipped"),
-            (self.again.len(), "at the second try"),
-        ] {
+        let (skipped, again) = (self.skipped.len(), self.again.len());
+        for (count, what) in [(skipped, "skipped"), (again, "at the second try")] {
             if count > 0 {
                 text += &format!(", {count} {what}");
             }

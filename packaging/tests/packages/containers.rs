@@ -15,16 +15,8 @@ use crate::guide::commands;
 use crate::{has_all, kept, run, skip, unpack};
 
 /// Podman and what it needs beyond the smallest system.
-const PACKAGES: [&str; 8] = [
-    "podman",
-    "crun",
-    "conmon",
-    "libyajl2",
-    "libgpgme11",
-    "libassuan0",
-    "libsubid4",
-    "golang-github-containers-common",
-];
+const PACKAGES: &str =
+    "podman crun conmon libyajl2 libgpgme11 libassuan0 libsubid4 golang-github-containers-common";
 const JOB: &str = "4711.srv";
 /// The job's script is `$0`. Only cgroup v2, because crun refuses if v1 is beside it; without this
 /// machine's /etc/containers. Podman leaves its user's lock in /dev/shm.
@@ -41,8 +33,8 @@ setpriv --reuid "$AS" --regid nogroup --clear-groups sh -ec "$0"
 
 /// The directory with the packages, unpacked; why they cannot be had.
 fn unpacked() -> Result<PathBuf, String> {
-    let make = |place: &Path| unpack(place, &PACKAGES);
-    Ok(kept("podman", &PACKAGES.join(" "), make)?.join("root"))
+    let make = |place: &Path| unpack(place, PACKAGES);
+    Ok(kept("podman", PACKAGES, make)?.join("root"))
 }
 
 struct Bed {

@@ -126,12 +126,8 @@ fn arm64_has_the_same_files() {
             let mut fields = Command::new("dpkg-deb");
             let fields = fields.arg("-f").arg(&deb);
             let depends = run(fields.args(["Depends", "Suggests", "Version"]));
-            (
-                deb_files(&deb),
-                depends,
-                rpm(&file, FILES),
-                rpm(&file, RELATIONS),
-            )
+            let lists = [FILES, RELATIONS].map(|query| rpm(&file, query));
+            (deb_files(&deb), depends, lists)
         });
         assert_eq!(arm, own, "{name}");
     }
@@ -172,10 +168,8 @@ fn no_program_needs_a_newer_c_library_or_names_this_machine() {
             let minors = versions.filter_map(|word| word.strip_prefix("GLIBC_2."));
             let minors = minors.filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok());
             let (newest, file) = (minors.max(), path.display());
-            assert!(
-                (Some(0)..=Some(28)).contains(&newest),
-                "'{file}': {newest:?}"
-            );
+            let runs_there = newest.is_some_and(|newest| newest <= 28);
+            assert!(runs_there, "'{file}': {newest:?}");
             let bytes = fs::read(&path).unwrap();
             for trace in [concat!(env!("CARGO_MANIFEST_DIR"), "/"), &cargo] {
                 assert!(!holds(&bytes, trace.as_bytes()), "'{file}' holds '{trace}'");
@@ -204,10 +198,8 @@ fn the_plugins_differ_in_their_stamp_alone() {
             if let (Some(start), Some(end)) = (differing.first(), differing.last()) {
                 assert!(end - start < 4, "{release}: {differing:?}");
             }
-            assert!(
-                holds(&bytes, &stamp.to_le_bytes()),
-                "{release}: no stamp {stamp:#x}"
-            );
+            let is_stamped = holds(&bytes, &stamp.to_le_bytes());
+            assert!(is_stamped, "{release}: no stamp {stamp:#x}");
             stamps.insert(bytes);
         }
         assert_eq!(stamps.len(), PLUGINS, "two releases have the same plugin");

@@ -129,12 +129,14 @@ fn try_run(command: &mut Command) -> Result<(), String> {
 }
 
 /// Unpacks Debian's packages into the folder `root` of `place`, without installing them.
-fn unpack(place: &Path, packages: &[&str]) -> Result<(), String> {
-    let apt = |words: &[&str]| try_run(Command::new("apt-get").args(words).current_dir(place));
-    let words = &["download", "-q", "-o", "APT::Sandbox::User=root"][..];
-    let download = [words, packages].concat();
+fn unpack(place: &Path, packages: &str) -> Result<(), String> {
+    let apt = |words: &str| {
+        let mut apt = Command::new("apt-get");
+        try_run(apt.args(words.split(' ')).current_dir(place))
+    };
+    let download = format!("download -q -o APT::Sandbox::User=root {packages}");
     // The list may be old, or missing.
-    apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
+    apt(&download).or_else(|_| apt("update -q").and_then(|()| apt(&download)))?;
     for file in paths(place) {
         let root = place.join("root");
         run(Command::new("dpkg-deb").arg("-x").args([file, root]));

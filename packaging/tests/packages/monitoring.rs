@@ -12,7 +12,7 @@ use crate::guide::commands;
 use crate::machine::Machine;
 use crate::{emptied, kept, run, said, skip, unpack};
 
-const PACKAGES: [&str; 2] = ["prometheus", "prometheus-node-exporter"];
+const PACKAGES: &str = "prometheus prometheus-node-exporter";
 const TEXTFILES: &str = "/var/lib/prometheus/node-exporter";
 const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
 const RULE_TESTS: &str = include_str!("mpsd.rules.test.yml");
@@ -21,9 +21,8 @@ const SERVER: &str = "http://127.0.0.1:9090";
 /// The directory with the programs, made once and kept in the target directory; the error says why
 /// there is none.
 fn programs() -> Result<PathBuf, String> {
-    let make = |place: &Path| unpack(place, &PACKAGES);
-    let made = kept("monitoring", &PACKAGES.join(" "), make)?;
-    Ok(made.join("root/usr/bin"))
+    let make = |place: &Path| unpack(place, PACKAGES);
+    Ok(kept("monitoring", PACKAGES, make)?.join("root/usr/bin"))
 }
 
 #[derive(Debug)]

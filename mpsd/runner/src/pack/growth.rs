@@ -219,6 +219,8 @@ mod tests {
         cores: 64,
     };
 
+    const MUCH: Option<f64> = Some(f64::INFINITY);
+
     fn bounds(most: u32, cores: u32) -> Bounds {
         Bounds {
             most,
@@ -242,6 +244,7 @@ mod tests {
         seconds: u32,
         memory_mib: Option<u64>,
         core: f64,
+        left: Option<f64>,
         watts: impl Fn(u32) -> f64,
     ) -> Vec<u32> {
         let mut growth = Growth::new(bounds, 100.0);
@@ -255,7 +258,7 @@ mod tests {
                 watts: Some(watts(growth.each())),
                 memory_mib,
                 busy: Some(core * f64::from(growth.each())),
-                left: Some(f64::INFINITY),
+                left,
             });
             if all.last() != Some(&growth.each()) {
                 all.push(growth.each());
@@ -271,7 +274,7 @@ mod tests {
 
     /// With little memory and work for the cores.
     fn usual(seconds: u32, watts: impl Fn(u32) -> f64) -> Vec<u32> {
-        grown(BOUNDS, seconds, Some(500), 0.1, watts)
+        grown(BOUNDS, seconds, Some(500), 0.1, MUCH, watts)
     }
 
     #[test]
@@ -291,35 +294,20 @@ mod tests {
         let worse_above_8 = |each| if each > 8 { 300.0 } else { 420.0 };
         assert_eq!(usual(40, worse_above_8), [8, 16, 8]);
         assert_eq!(usual(100, worse_above_8), [8, 16, 8, 16, 8]);
-    }
-
-    #[test]
-    fn after_a_rest_it_tries_more_whatever_the_work_was_before() {
         let twice = usual(2 * REST as u32, saturating(4.0));
         assert_eq!(twice, [8, 16, 32], "the commands may have changed");
     }
 
     #[test]
     fn it_does_not_grow_when_little_is_left() {
-        for (seconds, left, goal) in [
-            (5, Some(45.0), 16),
-            (5, Some(26.0), 8),
-            (9, None, 8),
-            (11, None, 16),
+        for (seconds, left, steps) in [
+            (8, Some(45.0), &[8, 16][..]),
+            (8, Some(26.0), &[8]),
+            (9, None, &[8]),
+            (11, None, &[8, 16]),
         ] {
-            let mut growth = Growth::new(BOUNDS, 100.0);
-            for half in 0..2 * seconds {
-                growth.see(&Sight {
-                    now: f64::from(half) / 2.0,
-                    full: true,
-                    up: true,
-                    watts: Some(300.0),
-                    memory_mib: Some(500),
-                    busy: Some(1.0),
-                    left,
-                });
-            }
-            assert_eq!(growth.each(), goal, "{left:?} after {seconds} s");
+            let all = grown(BOUNDS, seconds, Some(500), 0.1, left, saturating(100.0));
+            assert_eq!(all, steps, "{left:?} after {seconds} s");
         }
     }
 
@@ -333,7 +321,7 @@ mod tests {
             (60, 12, Some(500), 1.0, &[8, 12]),
         ] {
             let bounds = bounds(most, cores);
-            let all = grown(bounds, 60, memory_mib, core, saturating(100.0));
+            let all = grown(bounds, 60, memory_mib, core, MUCH, saturating(100.0));
             assert_eq!(all, steps, "{bounds:?}");
         }
         let two = Bounds {

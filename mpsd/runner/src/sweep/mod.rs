@@ -87,10 +87,6 @@ impl Sweep {
         Ok(if any { 0 } else { EXIT_REFUSED })
     }
 
-    fn compares(&self, places: &Places) -> bool {
-        !self.only_mps && !places.is_exclusive()
-    }
-
     /// If the GPUs are exclusive, adds one client on each, with which the others are compared.
     fn counts(&self, places: &Places) -> BTreeSet<u32> {
         let one = (places.is_exclusive() && !self.only_mps).then(|| places.count());
@@ -114,13 +110,16 @@ impl Sweep {
                  Torque: ppn), or some of the loss is theirs"
             ));
         }
-        let metric = self.metric.as_ref();
-        let unit = metric.map_or("completions an hour", |metric| {
-            metric.rate.map_or(metric.unit(), |(_, period)| period)
-        });
+        let (unit, time_unit) = match &self.metric {
+            None => ("completions an hour", None),
+            Some(metric) => match metric.rate {
+                None => (metric.unit(), None),
+                Some((_, period)) => (period, Some(metric.unit().to_owned())),
+            },
+        };
         Outcome {
             unit: unit.to_owned(),
-            time_unit: metric.and_then(|metric| metric.rate.map(|_| metric.unit().to_owned())),
+            time_unit,
             gpus: places.count(),
             gpu_memory_mib: gpus.and_then(|gpus| gpus.total_mib),
             most_clients: places.most_clients(),
@@ -138,8 +137,10 @@ impl Sweep {
         gpus: &mut Option<Gpus>,
         outcome: &mut Outcome,
     ) -> Result<(), Signal> {
-        let mut shares: Vec<Option<Share>> =
-            self.compares(places).then_some(None).into_iter().collect();
+        let mut shares: Vec<Option<Share>> = Vec::new();
+        if !self.only_mps && !places.is_exclusive() {
+            shares.push(None);
+        }
         if places.has_mps() {
             shares.extend(self.threads.iter().copied().map(Some));
         }

@@ -12,7 +12,7 @@ const AS_GOOD: f64 = 0.98;
 /// A smaller gain is none: runs of the same thing differ as much.
 const NO_GAIN: f64 = 1.05;
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Row {
     pub clients: u32,
     pub mps: bool,
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub most_clients: Option<u32>,
     /// The advice is for PBS, else for Slurm.
     pub pbs: bool,
-    /// The configurations, in the order in which they were measured.
+    /// In the order in which they were measured.
     pub rows: Vec<Row>,
     pub notes: Vec<String>,
 }
@@ -64,11 +64,7 @@ impl Row {
             mps: what.share.is_some(),
             threads: what.share.map(|share| share.to_string()),
             percent: percent.map(|percent| f64::from(percent.tenths()) / 10.0),
-            throughput: None,
-            runs: Vec::new(),
-            percentiles: Vec::new(),
-            memory_mib: None,
-            failed: None,
+            ..Self::default()
         }
     }
 
