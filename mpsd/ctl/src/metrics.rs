@@ -87,7 +87,7 @@ fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
 #[derive(Debug, Default)]
 struct NodeStatus {
     jobs: Vec<JobStatus>,
-    figures: Vec<Figure>,
+    figures: Vec<(&'static str, Sample)>,
     /// Jobs with an unreadable journal.
     unread: usize,
     suspicions: usize,
@@ -218,18 +218,16 @@ fn job(
     job
 }
 
-/// A figure of the job's report so far: its family, its labels and its value.
-type Figure = (&'static str, String, String);
-
-/// A job in a shared MPS has the limit of its clients together alone.
-fn figures(node: &mut RealNode, journal: &Journal) -> Vec<Figure> {
+/// The figures of the job's report so far, by family. A job in a shared MPS has the limit of its
+/// clients together alone.
+fn figures(node: &mut RealNode, journal: &Journal) -> Vec<(&'static str, Sample)> {
     let mut all = Vec::new();
     let seen = node.observations(journal.job());
     for RecordGpu { index, uuid, .. } in &journal.record().gpus {
         let (job, index) = (journal.job().as_str(), index.to_string());
         let of = [("jobid", job), ("gpu", &index), ("uuid", uuid.as_str())];
         let mut add = |family, more: &[(&str, &str)], value: Option<String>| {
-            all.extend(value.map(|value| (family, labels(&[&of, more].concat()), value)));
+            all.extend(value.map(|value| (family, (labels(&[&of, more].concat()), value))));
         };
         let bytes = |mib: u64| (u128::from(mib) << 20).to_string();
         let of_job = record::limit_on(&journal.record().job_memory, uuid);
@@ -294,9 +292,8 @@ fn page(status: &NodeStatus, counted: Option<&Counted>, usable: bool) -> String 
     if !status.jobs.is_empty() {
         page.jobs(&status.jobs);
         for family in [UTILIZATION, ENERGY, HELD, LIMIT, JOB_LIMIT] {
-            let its = status.figures.iter().filter(|(of, ..)| *of == family);
-            let samples = its.map(|(_, labels, value)| (labels.clone(), value.clone()));
-            page.add(family, samples);
+            let its = status.figures.iter().filter(|(of, _)| *of == family);
+            page.add(family, its.map(|(_, sample)| sample.clone()));
         }
     }
     if let Some(counted) = counted {

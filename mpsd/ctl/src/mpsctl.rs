@@ -10,10 +10,10 @@ use super::metrics::Metrics;
 use super::plan::PlanVerb;
 use super::report::ReportVerb;
 use super::selftest::Selftest;
-use super::site::{Advertise, ConfigVerb, inventory};
+use super::site::{self, Advertise, ConfigVerb, inventory};
 use super::status::Status;
 use super::terminal::{say, say_checks, say_json};
-use super::waiting::{Idle, waiting};
+use super::waiting::{idle, waiting};
 use super::{NAME, complain};
 use batch::{Host, ThisHost};
 use clap::error::ErrorKind;
@@ -111,7 +111,11 @@ enum Verb {
     ///
     /// The packages ask it before they are removed, because a running job's end needs our files.
     /// Exit status: 0 none runs, and nothing is printed; 1 some do, and are named.
-    Idle(Idle),
+    Idle {
+        /// Wait this long for the jobs with MPS that run on this node
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        wait: u64,
+    },
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
@@ -276,15 +280,18 @@ fn run(verb: Verb, config: &Path, json: bool) -> Result<u8, VerbError> {
             let settings = settings_for_root(config, &node, "undrain", "it changes the node")?;
             print_remains(&verb.run(&settings, &node)?, json)
         }
-        Verb::Idle(verb) => {
+        Verb::Idle { wait } => {
             let why = "it reads the jobs' directories";
             let settings = settings_for_root(config, &host_or(None), "idle", why)?;
-            Ok(verb.run(&settings, json)?)
+            Ok(idle(&settings, wait, json)?)
         }
-        Verb::Config(ConfigVerb::Check(verb)) => {
-            Ok(print_report(&verb.run(config, &ThisHost.name()), json))
+        Verb::Config(ConfigVerb::Check { file }) => {
+            let report = site::check(file.as_deref(), config, &ThisHost.name());
+            Ok(print_report(&report, json))
         }
-        Verb::Config(ConfigVerb::Show(verb)) => print(&verb.run(config, &ThisHost.name(), json)?),
+        Verb::Config(ConfigVerb::Show { node }) => {
+            print(&site::show(&host_or(node.as_ref()), config, json)?)
+        }
         Verb::Doctor(verb) => {
             if nix::unistd::geteuid().is_root() {
                 priority::raise();

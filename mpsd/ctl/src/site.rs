@@ -24,51 +24,40 @@ pub enum ConfigVerb {
     /// Check a draft of the file, which any user may own; without FILE the file in force
     ///
     /// Exit status: 0 it can be used; 2 it cannot, and the line says where and why.
-    Check(Check),
+    Check {
+        /// The draft
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
     /// Check the file, and print every key with its value in force on a node and the line it comes
     /// from
-    Show(Show),
+    Show {
+        /// The node's name in the scheduler; this host if not given
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
 }
 
-#[derive(Debug, Clone, clap::Args)]
-pub struct Check {
-    /// The draft
-    #[arg(value_name = "FILE")]
-    pub file: Option<PathBuf>,
+pub fn check(draft: Option<&Path>, in_force: &Path, host: &str) -> VerbReport {
+    let (file, read) = match draft {
+        Some(draft) => (draft, Settings::draft(draft, host)),
+        None => (in_force, Settings::load(in_force, host)),
+    };
+    VerbReport::from(vec![match read {
+        Ok(_) => CheckLine::Pass(format!("'{}' can be used", file.display())),
+        Err(broken) => CheckLine::Fail(broken.to_string()),
+    }])
 }
 
-impl Check {
-    pub fn run(&self, in_force: &Path, host: &str) -> VerbReport {
-        let (file, read) = match &self.file {
-            Some(draft) => (draft.as_path(), Settings::draft(draft, host)),
-            None => (in_force, Settings::load(in_force, host)),
-        };
-        VerbReport::from(vec![match read {
-            Ok(_) => CheckLine::Pass(format!("'{}' can be used", file.display())),
-            Err(broken) => CheckLine::Fail(broken.to_string()),
-        }])
+pub fn show(node: &str, file: &Path, json: bool) -> Result<String, Failure> {
+    let settings = Settings::load(file, node)?;
+    if !json {
+        return Ok(format!("# node '{node}'\n{}", settings.explain(file)));
     }
-}
-
-#[derive(Debug, Clone, clap::Args)]
-pub struct Show {
-    /// The node's name in the scheduler; this host if not given
-    #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
-}
-
-impl Show {
-    pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
-        let node = self.node.as_deref().unwrap_or(host);
-        let settings = Settings::load(file, node)?;
-        if !json {
-            return Ok(format!("# node '{node}'\n{}", settings.explain(file)));
-        }
-        let origin = |one: &Origin| json!({"key": one.key, "value": &one.value, "line": one.line});
-        let settings: Vec<_> = settings.origins.iter().map(origin).collect();
-        let all = json!({"node": node, "file": file, "settings": settings});
-        Ok(format!("{all}\n"))
-    }
+    let origin = |one: &Origin| json!({"key": one.key, "value": &one.value, "line": one.line});
+    let settings: Vec<_> = settings.origins.iter().map(origin).collect();
+    let all = json!({"node": node, "file": file, "settings": settings});
+    Ok(format!("{all}\n"))
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -138,14 +127,13 @@ mod tests {
         std::fs::write(&config, text).unwrap();
         std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o644)).unwrap();
         for (node, words) in [
-            (None, "# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
-            (None, "\nmax_clients = 60 "),
-            (None, "mpsd.toml:3\n"),
-            (Some("n4"), "\nmax_clients = 16 "),
-            (Some("other"), "\nmax_clients is not set "),
+            ("n3.domain", "# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
+            ("n3.domain", "\nmax_clients = 60 "),
+            ("n3.domain", "mpsd.toml:3\n"),
+            ("n4", "\nmax_clients = 16 "),
+            ("other", "\nmax_clients is not set "),
         ] {
-            let node = node.map(str::to_owned);
-            let text = Show { node }.run(&config, "n3.domain", false).unwrap();
+            let text = show(node, &config, false).unwrap();
             assert!(text.contains(words), "{words}: {text}");
         }
     }

@@ -13,30 +13,23 @@ use users::os::unix::GroupExt as _;
 /// Seconds by which the timer, the end of a job or a prologue should have taken the second look.
 const OVERDUE_S: u64 = 5 * PAUSE_S;
 
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct Idle {
-    /// Wait this long for the jobs with MPS that run on this node
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    wait: u64,
-}
-
-impl Idle {
-    /// Returns the exit code.
-    pub fn run(&self, settings: &Settings, json: bool) -> Result<u8, Failure> {
-        let jobs = running_jobs(&settings.paths, self.wait);
-        let jobs = jobs.map_err(|why| Undetermined::new("this node", format!("{why:#}")))?;
-        if json {
-            say_json(&serde_json::json!({"jobs": jobs}));
-            return Ok(if jobs.is_empty() { 0 } else { EXIT_REFUSED });
-        }
-        if jobs.is_empty() {
-            return Ok(0);
-        }
-        let list = jobs.join(", ");
-        let why = format!("jobs with MPS run on it, and their end needs our files: {list}");
-        let allowed = "after they have ended; 'mpsctl idle --wait SECONDS' waits";
-        Err(Refusal::new("this node", why, allowed).into())
+/// Returns the exit code.
+pub fn idle(settings: &Settings, wait_s: u64, json: bool) -> Result<u8, Failure> {
+    let jobs = running_jobs(&settings.paths, wait_s);
+    let jobs = jobs.map_err(|why| Undetermined::new("this node", format!("{why:#}")))?;
+    if json {
+        say_json(&serde_json::json!({"jobs": jobs}));
     }
+    if jobs.is_empty() {
+        return Ok(0);
+    }
+    if json {
+        return Ok(EXIT_REFUSED);
+    }
+    let list = jobs.join(", ");
+    let why = format!("jobs with MPS run on it, and their end needs our files: {list}");
+    let allowed = "after they have ended; 'mpsctl idle --wait SECONDS' waits";
+    Err(Refusal::new("this node", why, allowed).into())
 }
 
 pub(super) fn waiting(settings: &Settings) -> Vec<CheckLine> {

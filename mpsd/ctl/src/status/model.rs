@@ -418,15 +418,15 @@ pub(super) mod tests {
             let mut status = status();
             status.shared = shared;
             status.gpus[0].job_limit_mib = limit;
-            let clients = [100, 101, 102].map(|pid| (pid, Some(0)));
-            let lists = [100, 101, 102].map(|pid| process(pid, 512, true)).to_vec();
-            let lists = [(gpu(0), lists)].into_iter().collect();
+            let pids = [100, 101, 102];
+            let clients = pids.map(|pid| (pid, Some(0)));
+            let lists = NvmlLists::from([(gpu(0), pids.map(|pid| process(pid, 512, true)).into())]);
             status.add_answers(&[Ok(answer(&clients))], &lists, &tasks);
             status.gpus[0].job_held_mib
         };
-        let all = [(true, Some(1)), (false, Some(1)), (true, None)];
-        let all = all.map(|(shared, limit)| held(shared, limit));
-        assert_eq!(all, [Some(1024), Some(1536), None]);
+        assert_eq!(held(true, Some(1)), Some(1024));
+        assert_eq!(held(false, Some(1)), Some(1536));
+        assert_eq!(held(true, None), None);
     }
 
     #[test]
@@ -434,10 +434,8 @@ pub(super) mod tests {
         let mut status = status();
         let why = AnswerError::Failed("no answer within 2000 ms".to_owned());
         status.add_answers(&[Err(why)], &NvmlLists::new(), &[]);
-        assert_eq!(
-            (&status.without_client, &status.gpus[0].clients),
-            (&None, &None)
-        );
+        assert_eq!(status.without_client, None);
+        assert_eq!(status.gpus[0].clients, None);
         assert!(status.daemons[0].silent.is_some() && status.phase == Phase::Ready);
     }
 
