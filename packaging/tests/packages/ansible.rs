@@ -49,8 +49,8 @@ struct Control {
 }
 
 impl Control {
-    fn of(name: &str, enter: &Command, bin: PathBuf) -> Control {
-        Control::of_hosts(name, &[(HOST, enter)], bin)
+    fn of(name: &str, machine: &Machine, bin: PathBuf) -> Control {
+        Control::of_hosts(name, &[(HOST, &machine.command(&["sh", "-c"]))], bin)
     }
 
     /// Reaches each host by its command, in place of ssh.
@@ -157,7 +157,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         let _vendor = cluster::configure(root);
         repository::place(root);
         let mut cluster = Machine::boot(root, cgroup);
-        let control = Control::of("ansible", &cluster.command(&["sh", "-c"]), bin);
+        let control = Control::of("ansible", &cluster, bin);
         cluster.idle();
         root.write("/etc/apt/sources.list", "");
 
@@ -230,17 +230,18 @@ fn the_ansible_role_enables_a_configless_node() {
         root.write("/srv/slurm/slurm.conf", &sends);
         let line = "optional /usr/lib/mpsd/spank/22.05/spank_mps.so\n";
         root.write("/srv/slurm/plugstack.conf", line);
-        for (daemon, finds) in [
-            ("slurmctld", "-f /srv/slurm/slurm.conf"),
-            ("slurmd", "--conf-server gpu001"),
+        for starts in [
+            "slurmctld -D -f /srv/slurm/slurm.conf",
+            "slurmd -D --conf-server gpu001",
         ] {
-            let start = format!("[Service]\nExecStart=\nExecStart=/usr/sbin/{daemon} -D {finds}\n");
+            let daemon = starts.split(' ').next().unwrap();
+            let start = format!("[Service]\nExecStart=\nExecStart=/usr/sbin/{starts}\n");
             let unit = format!("[Unit]\nConditionPathExists=\n{start}");
             let path = format!("/etc/systemd/system/{daemon}.service.d/configless.conf");
             root.write(&path, &unit);
         }
         let mut cluster = Machine::boot(root, cgroup);
-        let control = Control::of("ansible-configless", &cluster.command(&["sh", "-c"]), bin);
+        let control = Control::of("ansible-configless", &cluster, bin);
         cluster.idle();
         let before = started(&cluster);
         let variables = json!({
@@ -291,19 +292,22 @@ fn the_health_check_drains_the_node_by_its_name_in_slurm() {
 #[test]
 fn the_ansible_role_enables_three_nodes_and_a_health_check_drains_one() {
     repository::repository();
-    let what = "the Ansible role on three nodes";
-    let (base, bin) = match debian::base("bookworm").and_then(|base| Ok((base, ansible()?))) {
+    let made = || {
+        let cgroups = NODES.map(Cgroup::create).into_iter();
+        Ok((
+            debian::base("bookworm")?,
+            ansible()?,
+            cgroups.collect::<Result<Vec<_>, _>>()?,
+        ))
+    };
+    let (base, bin, cgroups) = match made() {
         Ok(made) => made,
-        Err(why) => return skip(what, &why),
+        Err::<_, String>(why) => return skip("the Ansible role on three nodes", &why),
     };
     std::thread::scope(|scope| {
         let (booted, machines) = mpsc::channel();
         let mut ends = Vec::new();
-        for (at, name) in NODES.into_iter().enumerate() {
-            let cgroup = match Cgroup::create(name) {
-                Ok(cgroup) => cgroup,
-                Err(why) => return skip(what, &why),
-            };
+        for ((at, name), cgroup) in NODES.into_iter().enumerate().zip(cgroups) {
             let (end, ended) = mpsc::channel::<()>();
             let (booted, base) = (booted.clone(), base.clone());
             ends.push(end);
@@ -432,7 +436,7 @@ fn the_ansible_role_enables_torque_and_openpbs_and_removes_them() {
         let _vendor = cluster::vendor(root);
         pbs(root);
         let machine = Machine::boot(root, cgroup);
-        let control = Control::of("ansible-pbs", &machine.command(&["sh", "-c"]), bin);
+        let control = Control::of("ansible-pbs", &machine, bin);
         root.write("/etc/apt/sources.list", "");
         let ours = || machine.run("find /var/spool /var/srv/pbs/hooks -name '*mpsd*'");
         fs::create_dir_all(machine.at("/var/srv/pbs/hooks")).unwrap();
@@ -491,7 +495,7 @@ fn the_ansible_role_installs_with_dnf() {
         let mut enter = Command::new("unshare");
         enter.args(["--pid", "--fork", "--kill-child", "chroot"]);
         enter.arg(root.at("/")).args(["sh", "-c"]);
-        let control = Control::of("ansible-dnf", &enter, bin);
+        let control = Control::of_hosts("ansible-dnf", &[(HOST, &enter)], bin);
         let variables = json!({
             "mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_node": false, "mpsd_repository": "file:///srv/mpsd",
             "mpsd_packages": ["mpsd", "mpsd-slurm"], "mpsd_config": {"deadline_s": 25},

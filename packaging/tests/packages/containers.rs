@@ -2,8 +2,6 @@
 //! `mpsctl env --container` is under its job's MPS; a container without them is not. The packages
 //! lie over /usr and /etc in the container's own namespaces.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -46,20 +44,11 @@ impl Bed {
     /// A job with the GPUs in mode DEFAULT, in which a client that misses its daemon gets no error.
     fn new(packages: PathBuf) -> Bed {
         let place = NodeBed::without_cgroup(fast(1), "compute_mode = \"keep\"");
-        for dir in ["home", "home/run", "home/image"] {
-            fs::create_dir(place.path(dir)).unwrap();
-            fs::set_permissions(place.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
-        }
-        for dir in ["usr", "etc", "proc", "dev", "sys", "tmp", "run", "var"] {
-            fs::create_dir(place.path("home/image").join(dir)).unwrap();
-        }
-        for link in ["bin", "lib", "lib64", "sbin"] {
-            let image = place.path("home/image");
-            std::os::unix::fs::symlink(format!("usr/{link}"), image.join(link)).unwrap();
-        }
-        let mut chown = Command::new("chown");
-        chown.args(["-R", &format!("{USER}:nogroup")]);
-        run(chown.arg(place.path("home")));
+        let home = "mkdir -p -m 700 home home/run home/image; cd home/image; \
+                    mkdir usr etc proc dev sys tmp run var; \
+                    ln -s usr/bin usr/lib usr/lib64 usr/sbin .; chown -R \"$0:nogroup\" ../../home";
+        let mut make = Command::new("sh");
+        run(make.args(["-ec", home, USER]).current_dir(place.path("")));
         place.begin(JOB, "MPS=true,MPS_THREADS=25", "0");
         Bed { place, packages }
     }
