@@ -201,8 +201,8 @@ fn check_prolog(conf: &Conf, release: Option<Release>) -> CheckLine {
     let mut allocating = ["Alloc", "Contain", "X11", "ForceRequeueOnFail"].into_iter();
     let allocates = allocating.any(has_flag);
     if has_flag("RunInJob") {
-        let text = "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a batch script's --mps is refused, and no partition's auto \
-                    gives MPS; allowed: PrologFlags=Alloc or Contain";
+        let text = "PrologFlags has RunInJob: Slurm then runs no plugin's prolog, so a batch script's --mps is \
+                    refused, and no partition's auto gives MPS; allowed: PrologFlags=Alloc or Contain";
         return Fail(text.to_owned());
     }
     match allocates || defers {
@@ -255,8 +255,8 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
         container(kind, &private, ctx.settings.paths.run())
     }));
     if conf.lists("LaunchParameters", "enable_nss_slurm") {
-        let text = "LaunchParameters has enable_nss_slurm, which tells users to steps alone: a job with MPS of a user whom 'getent passwd' \
-                    does not find on this node does not start";
+        let text = "LaunchParameters has enable_nss_slurm, which tells users to steps alone: a job with MPS of \
+                    a user whom 'getent passwd' does not find on this node does not start";
         all.push(Warn(text.to_owned()));
     }
     all
