@@ -4,20 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 pub struct Work<'a> {
-    /// What no other work may use meanwhile.
     pub claims: Vec<String>,
     pub run: Box<dyn FnOnce() + Send + 'a>,
 }
 
-/// Does all work in its order, if the claims allow it, with at most this many at once. If one
-/// panics, it panics after the rest is done.
+/// At most this many at once, in their order if the claims allow it. If one panics, it panics after
+/// the rest is done.
 pub fn run(all: Vec<Work<'_>>, at_once: usize) {
     let waiting_and_claimed = Mutex::new((all, Vec::<String>::new()));
-    let lock = || {
-        waiting_and_claimed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    };
+    let state = &waiting_and_claimed;
+    let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
     let given_back = Condvar::new();
     let work = || loop {
         let mut state = lock();

@@ -1,31 +1,30 @@
 //! Child programs with a deadline: every wait is bounded, and every child is reaped.
 
+use std::ffi::OsStr;
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-/// The user has interrupted the run: every wait ends, and the guards clean up.
+pub use crate::double::look::alive;
+use crate::double::look::wait_until;
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How long a pipe may stay open after its program's end because a child still holds it: on a
-/// loaded machine a killed process ends late.
+/// A killed process that still holds a pipe ends late on a loaded machine.
 const PIPE_WAIT: Duration = Duration::from_secs(3);
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped.
 pub fn catch_interrupts() -> Result<()> {
-    let mut set = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        set.add(signal);
-    }
+    let set = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     set.thread_block()?;
     thread::spawn(move || {
         if set.wait().is_ok() {
@@ -36,35 +35,30 @@ pub fn catch_interrupts() -> Result<()> {
 }
 
 pub fn go_on() -> Result<()> {
-    if INTERRUPTED.load(Ordering::SeqCst) {
-        bail!("interrupted");
-    }
+    ensure!(!INTERRUPTED.load(Ordering::SeqCst), "interrupted");
     Ok(())
 }
 
 pub fn pause(length: Duration) -> Result<()> {
-    let end = Instant::now() + length;
-    while Instant::now() < end {
-        go_on()?;
-        thread::sleep(Duration::from_millis(20).min(end.saturating_duration_since(Instant::now())));
-    }
+    until(length, Duration::from_millis(20), || false)?;
     go_on()
 }
 
-/// Polls until `done`, at most `limit`. Returns whether it happened.
 pub fn until(limit: Duration, every: Duration, mut done: impl FnMut() -> bool) -> Result<bool> {
     let end = Instant::now() + limit;
     loop {
         if done() {
             return Ok(true);
         }
-        if Instant::now() >= end {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return Ok(false);
         }
         go_on()?;
-        thread::sleep(every);
+        thread::sleep(every.min(left));
     }
 }
+
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub what: String,
@@ -80,24 +74,19 @@ pub struct Ran {
 
 impl Ran {
     pub fn success(self) -> Result<Self> {
-        if self.code == Some(0) {
-            return Ok(self);
-        }
-        bail!("{}", self.story())
+        ensure!(self.code == Some(0), "{}", self.story());
+        Ok(self)
     }
 
     pub fn exits(self, code: i32) -> Result<Self> {
-        if self.code == Some(code) {
-            return Ok(self);
-        }
-        bail!("it should exit with {code}: {}", self.story())
+        let is_so = self.code == Some(code);
+        ensure!(is_so, "it should exit with {code}: {}", self.story());
+        Ok(self)
     }
 
     pub fn fails(self) -> Result<Self> {
-        if self.code != Some(0) {
-            return Ok(self);
-        }
-        bail!("it should fail: {}", self.story())
+        ensure!(self.code != Some(0), "it should fail: {}", self.story());
+        Ok(self)
     }
 
     pub fn said(&self) -> String {
@@ -110,9 +99,8 @@ impl Ran {
             (None, Some(signal)) => format!("signal {signal}"),
             (None, None) => "no status".into(),
         };
-        format!("'{}': {end}\n{}{}", self.what, self.stdout, self.stderr)
-            .trim_end()
-            .to_owned()
+        let story = format!("'{}': {end}\n{}", self.what, self.said());
+        story.trim_end().to_owned()
     }
 
     pub fn ms(&self) -> f64 {
@@ -126,23 +114,23 @@ pub struct Running {
     pid: Pid,
     begin: Instant,
     end: Receiver<(ExitStatus, Instant)>,
-    /// Its end, after it was taken out of `end`.
     ended: Option<(ExitStatus, Instant)>,
     drains: [Drain; 2],
 }
 
 impl Running {
     pub fn start(command: &mut Command, input: &str) -> Result<Self> {
-        let what = command_line(command);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let what = words
+            .map(OsStr::to_string_lossy)
+            .collect::<Vec<_>>()
+            .join(" ");
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         mpsd_sys::signals::start_fresh(command);
         let begin = Instant::now();
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("cannot start '{what}'"))?;
+        let child = command.spawn();
+        let mut child = child.with_context(|| format!("cannot start '{what}'"))?;
         if let Some(mut stdin) = child.stdin.take() {
             // A program may close its input without reading it.
             let _ = stdin.write_all(input.as_bytes());
@@ -152,15 +140,22 @@ impl Running {
             Drain::start(child.stderr.take()),
         ];
         let pid = Pid::from_raw(child.id().cast_signed());
+        let (sender, end) = mpsc::channel();
+        thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = sender.send((status, Instant::now()));
+            }
+        });
         Ok(Self {
             what,
             pid,
             begin,
-            end: reap(child),
+            end,
             ended: None,
             drains,
         })
     }
+
     pub fn pid(&self) -> u32 {
         self.pid.as_raw().cast_unsigned()
     }
@@ -180,35 +175,35 @@ impl Running {
         self.ended.map(|(status, _)| status)
     }
 
+    /// Without a status if it still runs.
+    pub fn so_far(&self) -> Ran {
+        let status = self.ended.map(|(status, _)| status);
+        let until = self.ended.map_or_else(Instant::now, |(_, at)| at);
+        Ran {
+            what: self.what.clone(),
+            code: status.and_then(|status| status.code()),
+            signal: status.and_then(|status| status.signal()),
+            stdout: self.stdout_so_far(),
+            stderr: self.stderr_so_far(),
+            wall: until - self.begin,
+            held_open: false,
+        }
+    }
+
     /// Waits for its end. If it takes longer than `limit` it is killed; that is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Ran> {
         let deadline = self.begin + limit;
-        let (status, at) = loop {
-            if self.ended_within(Duration::from_millis(50)).is_some()
-                && let Some(end) = self.ended
-            {
-                break end;
-            }
+        while self.ended_within(Duration::from_millis(50)).is_none() {
             go_on()?;
             if Instant::now() >= deadline {
-                let [stdout, stderr] = self.drains.each_ref().map(Drain::so_far);
-                bail!(
-                    "'{}' took longer than {} s\n{stdout}{stderr}",
-                    self.what,
-                    limit.as_secs()
-                );
+                let (ran, limit) = (self.so_far(), limit.as_secs());
+                bail!("'{}' took longer than {limit} s\n{}", ran.what, ran.said());
             }
-        };
+        }
         let open = self.drains.each_ref().map(|drain| !drain.wait(PIPE_WAIT));
-        let [stdout, stderr] = self.drains.each_ref().map(Drain::so_far);
         Ok(Ran {
-            what: std::mem::take(&mut self.what),
-            code: status.code(),
-            signal: status.signal(),
-            stdout,
-            stderr,
-            wall: at - self.begin,
             held_open: open[0] || open[1],
+            ..self.so_far()
         })
     }
 }
@@ -223,70 +218,38 @@ impl Drop for Running {
         let _ = self.end.recv_timeout(Duration::from_secs(5));
     }
 }
+
 pub fn run(command: &mut Command, input: &str, limit: Duration) -> Result<Ran> {
     Running::start(command, input)?.finish(limit)
 }
 
-fn reap(mut child: Child) -> Receiver<(ExitStatus, Instant)> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        if let Ok(status) = child.wait() {
-            let _ = sender.send((status, Instant::now()));
-        }
-    });
-    receiver
-}
-
-fn command_line(command: &Command) -> String {
-    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(
-        command
-            .get_args()
-            .map(|word| word.to_string_lossy().into_owned()),
-    );
-    words.join(" ")
-}
-
 #[derive(Debug)]
-pub struct Drain {
+struct Drain {
     bytes: Arc<Mutex<Vec<u8>>>,
-    closed: Mutex<Receiver<()>>,
+    reader: JoinHandle<()>,
 }
 
 impl Drain {
-    pub fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
+    fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
-        let (sender, closed) = mpsc::channel();
         let sink = Arc::clone(&bytes);
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             let mut buffer = [0; 8192];
-            if let Some(mut pipe) = pipe {
-                while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-                    sink.lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .extend_from_slice(&buffer[..count]);
-                }
+            let Some(mut pipe) = pipe else { return };
+            while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+                let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                sink.extend_from_slice(&buffer[..count]);
             }
-            let _ = sender.send(());
         });
-        Self {
-            bytes,
-            closed: Mutex::new(closed),
-        }
+        Self { bytes, reader }
     }
 
-    pub fn wait(&self, limit: Duration) -> bool {
-        self.closed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .recv_timeout(limit)
-            .is_ok()
+    fn wait(&self, limit: Duration) -> bool {
+        wait_until(limit, || self.reader.is_finished())
     }
-    pub fn so_far(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner))
-            .into_owned()
+
+    fn so_far(&self) -> String {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
-
-/// Whether `pid` runs. An uncollected zombie does not count.
-pub use crate::double::look::alive;

@@ -29,7 +29,7 @@ const ROOT: u64 = 1;
 const VALID: u64 = 3600;
 pub const LENGTH: u64 = 4096;
 
-/// The mounted file system. When it is dropped, each waiting process gets an error.
+/// When it is dropped, each waiting process gets an error.
 #[derive(Debug)]
 pub struct Hung {
     at: PathBuf,
@@ -38,15 +38,14 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Mounts it over `at` as user `uid` would; its file can never be opened. Needs root, and fails
-    /// if the kernel has no FUSE. In a mount namespace of this thread no other process sees it.
+    /// As user `uid` mounts it; its file can never be opened. In a mount namespace of this thread
+    /// no other process sees it. Fails if the kernel has no FUSE.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid)
     }
 
-    /// The file can be read, but no write to it ends. A mapping that was written to waits for that
-    /// at its end, with the lock of its process's memory map held (Linux, `fs/fuse/file.c`,
-    /// `fuse_vma_close`).
+    /// A mapping that was written to waits at its end, with the lock of its process's memory map
+    /// held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(WRITE, at, uid)
     }
@@ -59,8 +58,8 @@ impl Hung {
         Self::withholding(SETATTR, at, uid)
     }
 
-    /// As [`Hung::over_reads`], served by a thread of the waiting process. That process gets the
-    /// device, for example as standard input. After the first read no other process has it.
+    /// As [`Hung::over_reads`], served by a thread of the waiting process, which gets the device,
+    /// for example as standard input. After the first read no other process has it.
     pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let its = device.try_clone()?;
@@ -74,19 +73,13 @@ impl Hung {
     }
 
     fn serving(device: File, how: (u32, bool), at: &Path, uid: u32) -> std::io::Result<Self> {
-        let options = format!(
-            "fd={},rootmode=40000,user_id={uid},group_id={}",
-            device.as_raw_fd(),
-            group_of(uid)
-        );
+        let fd = device.as_raw_fd();
+        // Only processes of the account's group have access.
+        let account = users::get_user_by_uid(uid);
+        let group = account.map_or(uid, |account| account.primary_group_id());
+        let options = format!("fd={fd},rootmode=40000,user_id={uid},group_id={group}");
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(
-            Some("hung"),
-            at,
-            Some("fuse"),
-            flags,
-            Some(options.as_str()),
-        )?;
+        mount(Some("hung"), at, Some("fuse"), flags, Some(&*options))?;
         let asked = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&asked);
         let server = std::thread::spawn(move || serve(device, uid, how, &told));
@@ -113,12 +106,6 @@ impl Drop for Hung {
     }
 }
 
-/// The group of this account: only its processes have access. Without an account, the group with
-/// the same number.
-fn group_of(uid: u32) -> u32 {
-    users::get_user_by_uid(uid).map_or(uid, |account| account.primary_group_id())
-}
-
 fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &AtomicBool) {
     let mut request = vec![0_u8; 1 << 17];
     // Reading the device fails when the connection is cut.
@@ -126,16 +113,17 @@ fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &At
         if length < HEADER {
             continue;
         }
-        let word =
-            |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap_or_default());
-        let unique = &request[8..16];
-        let answer = match word(4) {
-            INIT => Ok(greeting()),
-            LOOKUP => Ok(entry(uid)),
-            GETATTR => Ok(attributes(
-                u64::from_ne_bytes(request[16..24].try_into().unwrap_or_default()),
-                uid,
-            )),
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| request[at + byte]));
+        let (error, body) = match word(4) {
+            INIT => (0, greeting()),
+            LOOKUP => {
+                let entry = numbers(&[ROOT + 1, 0, VALID, VALID, 0]);
+                (0, [entry, attr(ROOT + 1, uid)].concat())
+            }
+            GETATTR => {
+                let node = u64::from_ne_bytes(request[16..24].try_into().unwrap_or_default());
+                (0, [numbers(&[VALID, 0]), attr(node, uid)].concat())
+            }
             opcode if opcode == withheld => {
                 asked.store(true, Ordering::Release);
                 match leaves {
@@ -144,21 +132,13 @@ fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &At
                 }
             }
             // `fuse_open_out`: no handle, no flag.
-            OPEN => Ok(vec![0; 16]),
-            READ => Ok(vec![0; word(HEADER + 16).min(LENGTH as u32) as usize]),
+            OPEN => (0, vec![0; 16]),
+            READ => (0, vec![0; word(HEADER + 16).min(LENGTH as u32) as usize]),
             FORGET | INTERRUPT => continue,
-            _ => Err(ENOSYS),
+            _ => (-ENOSYS, Vec::new()),
         };
-        let (error, body) = match answer {
-            Ok(body) => (0, body),
-            Err(errno) => (-errno, Vec::new()),
-        };
-        let mut reply = Vec::new();
-        reply.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
-        reply.extend_from_slice(&error.to_ne_bytes());
-        reply.extend_from_slice(unique);
-        reply.extend_from_slice(&body);
-        let _ = device.write_all(&reply);
+        let [length, error] = [16 + body.len() as i32, error].map(i32::to_ne_bytes);
+        let _ = device.write_all(&[&length[..], &error, &request[8..16], &body].concat());
     }
 }
 
@@ -170,28 +150,14 @@ fn greeting() -> Vec<u8> {
     body
 }
 
-fn entry(uid: u32) -> Vec<u8> {
-    [
-        numbers(&[ROOT + 1, 0, VALID, VALID, 0]),
-        attr(ROOT + 1, uid),
-    ]
-    .concat()
-}
-
-fn attributes(node: u64, uid: u32) -> Vec<u8> {
-    [numbers(&[VALID, 0]), attr(node, uid)].concat()
-}
-
 fn attr(node: u64, uid: u32) -> Vec<u8> {
     let (mode, length): (u32, u64) = match node {
         ROOT => (0o40_755, 0),
         _ => (0o100_644, LENGTH),
     };
-    let mut body = numbers(&[node, length, length / 512, 0, 0, 0]);
-    for number in [0, 0, 0, mode, 1, uid, uid, 0, 4096, 0] {
-        body.extend_from_slice(&number.to_ne_bytes());
-    }
-    body
+    let shorts = [0, 0, 0, mode, 1, uid, uid, 0, 4096, 0].map(u32::to_ne_bytes);
+    let longs = numbers(&[node, length, length / 512, 0, 0, 0]);
+    [longs, shorts.concat()].concat()
 }
 
 fn numbers(all: &[u64]) -> Vec<u8> {

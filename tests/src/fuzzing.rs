@@ -6,8 +6,7 @@ use batch::{CallOptions, GpuName, Input, Location, Program};
 use mpsd::job::Journal;
 use mpsd::supervisor::dialogue::{Event, Proof, check};
 use mpsd_core::config::Settings;
-use mpsd_core::record::Daemon;
-use mpsd_core::record::Record;
+use mpsd_core::record::{Daemon, Record};
 use mpsd_core::{GpuUuid, JobId, Request};
 use std::ffi::OsString;
 use std::io;
@@ -15,10 +14,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A target: its name, which is also its corpus's directory, and what it does with bytes.
-pub type Target = (&'static str, fn(&[u8]));
-
-pub const TARGETS: [Target; 7] = [
+/// Name, which is also its corpus's directory, and what it does with bytes.
+pub const TARGETS: [(&str, fn(&[u8])); 7] = [
     ("request", request),
     ("job_id", job_id),
     ("configuration", configuration),
@@ -34,18 +31,15 @@ fn harmless(message: &str) {
     assert!(message.len() < 2000, "{} bytes", message.len());
 }
 
-/// The request, from an account and from OpenPBS's resource. An accepted request must be accepted
-/// again as it is printed.
+/// An accepted request must be accepted again as it is printed.
 pub fn request(bytes: &[u8]) {
     match Request::from_account(bytes) {
         Err(refusal) => harmless(&refusal.to_string()),
         Ok(None) => {}
         Ok(Some(request)) => {
             let text = request.to_string();
-            let again = Request::from_account(&text)
-                .expect("its own words")
-                .expect("are ours");
-            assert_eq!(again, request, "{text}");
+            let again = Request::from_account(&text).expect("its own words");
+            assert_eq!(again, Some(request), "{text}");
         }
     }
     let text = String::from_utf8_lossy(bytes);
@@ -61,15 +55,15 @@ pub fn job_id(bytes: &[u8]) {
         Ok(job) => {
             let name = job.directory_name();
             assert!((1..=40).contains(&name.len()), "{name:?}");
+            assert!(!name.starts_with('.'), "{name:?}");
             assert!(
-                !name.contains('/') && !name.starts_with('.') && !name.contains(char::is_control),
+                !name.contains(|c: char| c == '/' || c.is_control()),
                 "{name:?}"
             );
         }
     }
 }
 
-/// `mpsd.toml`.
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Err(error) = Settings::parse(&text, "gpu001") {
@@ -89,18 +83,14 @@ fn daemon() -> Daemon {
     }
 }
 
-/// The control daemon's answers: only the right ones pass, whatever text is around them.
+/// Only the right answers pass, whatever text is around them.
 pub fn daemon_answers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match check(&daemon(), &text) {
         Err(why) => harmless(&why),
         Ok(()) => {
-            let said: Vec<&str> = text
-                .lines()
-                .map(str::trim)
-                .filter(|l| !l.is_empty())
-                .collect();
-            assert_eq!(said.len(), 4, "{text:?}");
+            let said = text.lines().filter(|line| !line.trim().is_empty());
+            assert_eq!(said.count(), 4, "{text:?}");
         }
     }
 }
@@ -137,15 +127,12 @@ impl Host for Nothing {
     }
 }
 
-/// Arguments and environment of all three schedulers. The bytes are cut at NUL into arguments, then
-/// variables.
+/// The bytes are cut at NUL into arguments of all three schedulers, then variables.
 pub fn scheduler_input(bytes: &[u8]) {
     let mut parts = bytes.split(|b| *b == 0);
     let kind = parts.next().and_then(|p| p.first().copied()).unwrap_or(0);
-    let words: Vec<OsString> = parts
-        .map(|p| OsString::from_vec(p.to_vec()))
-        .take(40)
-        .collect();
+    let words = parts.map(|part| OsString::from_vec(part.to_vec()));
+    let words: Vec<OsString> = words.take(40).collect();
     let count = [8, 11, 3, 10, 0, 7][usize::from(kind) % 6].min(words.len());
     let (arguments, variables) = words.split_at(count);
     let env = |name: &str| {

@@ -29,7 +29,6 @@ use crate::run::{
 
 const MOMENT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What the suite keeps between jobs by design: its directories and the ledger.
 const STANDING: [&str; 7] = [
     "run/jobs",
     "run/gpus",
@@ -40,16 +39,15 @@ const STANDING: [&str; 7] = [
     "run/.ledger.lock",
 ];
 
-/// The reports of ended jobs, and their users' copies, which are only in a tmpfs.
+/// The users' copies are only in a tmpfs.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 const NODE: &str = "gpu001";
 pub type Picture = BTreeMap<String, String>;
 
-/// A bed of one node. Its jobs' cgroups are in a directory of its own.
 #[derive(Debug)]
 pub struct NodeBed {
     pub node: NodeDouble,
-    /// Where its jobs' cgroups are; `None` if this machine has no writable hierarchy.
+    /// `None` if this machine has no writable hierarchy.
     pub cgroups: Option<PathBuf>,
     root: TempDir,
     before: Picture,
@@ -63,6 +61,7 @@ impl NodeBed {
     pub fn new(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, own_cgroup())
     }
+
     pub fn without_cgroup(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, None)
     }
@@ -97,8 +96,7 @@ impl NodeBed {
         bed
     }
 
-    /// Writes what a job before a node's trouble has left in the ledger. On a real node almost
-    /// every start finds that.
+    /// Most starts of a real node find a ledger.
     fn remember_gpus(&mut self) {
         let (mut faults, mut takes) = (NvmlFaults::default(), 0);
         let mut swap = |node: &mut NodeDouble| {
@@ -119,14 +117,13 @@ impl NodeBed {
         fs::write(self.path("run/ledger"), ledger.to_string()).expect("a ledger");
     }
 
-    /// Writes the configuration with these lines and the bed's own cgroup.
     pub fn configure(&self, extra: &str) {
-        let path = self.cgroups.as_ref().map(|path| path.display().to_string());
-        let choice = path.unwrap_or("none".to_owned());
-        self.configure_whole(&format!("cgroup = \"{choice}\"\n{extra}"));
+        let choice = self.cgroups.as_deref().unwrap_or(Path::new("none"));
+        let cgroup = format!("cgroup = \"{}\"", choice.display());
+        self.configure_whole(&format!("{cgroup}\n{extra}"));
     }
 
-    /// Writes the configuration with these lines. A PBS of this machine is none of this node's.
+    /// Without the bed's cgroup. A PBS of this machine is none of this node's.
     pub fn configure_whole(&self, extra: &str) {
         let no_pbs = match extra.contains("[pbs]") {
             true => String::new(),
@@ -146,7 +143,7 @@ impl NodeBed {
         self.root.path().join(name)
     }
 
-    /// A new directory below it that everybody may list and only root may change.
+    /// Everybody may list it and only root may change it.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(&path).unwrap_or_else(|why| panic!("{name}: {why}"));
@@ -166,12 +163,10 @@ impl NodeBed {
         self.path("run/jobs").join(job)
     }
 
-    /// Runs the prologue with a scheduler's arguments and environment, and nothing else.
     pub fn prologue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
         self.run("mps-prologue", args, env)
     }
 
-    /// OpenPBS' prologue of a job on GPU 0.
     pub fn openpbs(&self, job: &str, user: &str, account: &str) -> Ran {
         self.prologue(&openpbs_args(job, user, account), &[])
     }
@@ -180,13 +175,10 @@ impl NodeBed {
         self.run("mps-epilogue", args, env)
     }
 
-    /// The same for a request that is refused, with a record for its tasks.
+    /// With a record for its tasks.
     pub fn refused(&self, job: &str, account: &str) -> Ran {
-        let args = [
-            &["--record", "--gpus", "0"],
-            &prologue_args(job, account)[..],
-        ]
-        .concat();
+        let words = ["--record", "--gpus", "0"];
+        let args = [&words, &prologue_args(job, account)[..]].concat();
         self.prologue(&args, &[]).exits(1)
     }
 
@@ -212,18 +204,14 @@ impl NodeBed {
         self.command_by(&[], program)
     }
 
-    /// The same, run by another program with these words.
+    /// Run by another program with these words.
     pub fn command_by(&self, words: &[&str], program: &str) -> Command {
-        let program = self.program(program);
-        let mut command = match words {
-            [] => Command::new(program),
-            [first, rest @ ..] => {
-                let mut command = Command::new(first);
-                command.args(rest).arg(program);
-                command
-            }
-        };
-        command.arg("--config").arg(self.config()).env_clear();
+        let program = self.program(program).into_os_string();
+        let mut words: Vec<&OsStr> = words.iter().map(OsStr::new).collect();
+        words.push(&program);
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg("--config").arg(self.config());
+        command.env_clear();
         command
     }
 
@@ -239,18 +227,13 @@ impl NodeBed {
         points.map(PathBuf::from).filter(is_below).collect()
     }
 
-    /// A Torque prologue with an option that gives the job GPU 0.
     pub fn torque_on_gpu_0(&self, job: &str, account: &str) -> Ran {
-        let args = prologue_on_gpu_0(job, account);
-        self.prologue(&args, &[])
+        self.prologue(&prologue_on_gpu_0(job, account), &[])
     }
 
-    /// A Torque prologue for `job` of [`crate::run::USER`], which has these GPUs alone (numbers
-    /// with commas).
+    /// A job of [`USER`] has these GPUs alone (numbers with commas).
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
-        let env = self.gpu_file(job, gpus);
-        let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        self.prologue(&prologue_args(job, account), &env)
+        finish(self.torque_command(job, account, gpus))
     }
 
     #[track_caller]
@@ -258,34 +241,27 @@ impl NodeBed {
         self.torque(job, account, gpus).ok()
     }
 
-    /// The same; does not wait for it.
+    /// As [`NodeBed::torque`], and does not wait for it.
     pub fn start_torque(&self, job: &str, account: &str, gpus: &str) -> Running {
-        let env = self.gpu_file(job, gpus);
-        self.start("mps-prologue", &prologue_args(job, account), &env)
+        Running::silent(self.torque_command(job, account, gpus))
     }
 
     pub fn start_end(&self, job: &str) -> Running {
-        self.start("mps-epilogue", &epilogue_args(job), &[])
+        Running::silent(self.command("mps-epilogue").args(epilogue_args(job)))
     }
 
-    fn gpu_file(&self, job: &str, gpus: &str) -> Vec<(&'static str, String)> {
+    fn torque_command(&self, job: &str, account: &str, gpus: &str) -> Command {
         let nodes = self.path("nodes");
         fs::create_dir_all(&nodes).expect("directory");
-        let file = nodes.join(job);
         let lines = gpus.split(',').map(|gpu| format!("{NODE}-gpu{gpu}\n"));
         let lines: String = lines.collect();
         fs::write(nodes.join(format!("{job}gpu")), lines).expect("GPU file");
-        vec![
-            ("PBS_NODEFILE", file.display().to_string()),
-            ("PBS_MSHOST", NODE.to_owned()),
-        ]
-    }
-
-    fn start(&self, program: &str, args: &[&str], env: &[(&str, String)]) -> Running {
-        let mut command = self.command(program);
-        command.args(args).envs(env.iter().map(|(k, v)| (k, v)));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        Running::start(command.stderr(Stdio::null()))
+        let mut command = self.command("mps-prologue");
+        command.args(prologue_args(job, account));
+        command
+            .env("PBS_NODEFILE", nodes.join(job))
+            .env("PBS_MSHOST", NODE);
+        command
     }
 
     pub fn picture(&self) -> Picture {
@@ -321,17 +297,20 @@ impl NodeBed {
             picture.insert(format!("mount {}", at.display()), String::new());
         }
         for process in self.processes() {
-            picture.insert(
-                format!("process {}", process.pid),
-                format!("{} {:?}", process.exe.display(), process.args),
-            );
+            let (name, exe) = (format!("process {}", process.pid), process.exe.display());
+            picture.insert(name, format!("{exe} {:?}", process.args));
         }
-        if let Some(cgroups) = &self.cgroups {
-            for entry in fs::read_dir(cgroups).into_iter().flatten().flatten() {
-                if entry.path().is_dir() {
-                    picture.insert(format!("cgroup {}", entry.path().display()), String::new());
-                }
-            }
+        let cgroups = self
+            .cgroups
+            .iter()
+            .flat_map(fs::read_dir)
+            .flatten()
+            .flatten();
+        for path in cgroups
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+        {
+            picture.insert(format!("cgroup {}", path.display()), String::new());
         }
         picture
     }
@@ -342,13 +321,11 @@ impl NodeBed {
         all
     }
 
-    /// Its processes that run the file `name` as an ordinary user, and so can be signaled by their
-    /// owner.
+    /// Of an ordinary user, who can signal them.
     pub fn pids(&self, name: &str) -> Vec<u32> {
-        let named =
-            |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
-        let all = self.processes().into_iter().filter(named);
-        all.map(|p| p.pid).collect()
+        let mut all = self.processes();
+        all.retain(|p| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name));
+        all.iter().map(|p| p.pid).collect()
     }
 
     /// Root's. A job's own `mpsd` asks NVML too.
@@ -359,13 +336,12 @@ impl NodeBed {
                 && process.exe.ends_with("bin/mpsd")
                 && maps.is_ok_and(|maps| maps.contains("libnvidia-ml"))
         };
-        self.processes()
-            .into_iter()
-            .find(has_nvml)
+        let all = self.processes();
+        all.iter()
+            .find(|process| has_nvml(process))
             .map(|process| process.pid)
     }
 
-    /// The same, as soon as it is there.
     #[track_caller]
     pub fn nvml_worker_comes(&self) -> u32 {
         let mut worker = None;
@@ -376,16 +352,14 @@ impl NodeBed {
         worker.expect("a process")
     }
 
-    /// Asserts that the node is exactly as before the first job, and not drained. Ended processes
-    /// have a moment to vanish.
+    /// It is not drained, too. Ended processes have a moment to vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
         let different = self.difference();
         assert!(different.is_empty(), "after {after}: {different:#?}");
     }
 
-    /// What is there now and was not before the first job, and the reverse. Ended processes have a
-    /// moment to vanish.
+    /// What is new, and what is gone.
     pub fn difference(&self) -> Vec<String> {
         wait_until(MOMENT, || self.picture() == self.before);
         let now = self.picture();
@@ -402,7 +376,7 @@ impl NodeBed {
         assert!(drains.is_empty(), "drained after {after}: {drains:?}");
     }
 
-    /// Returns the reasons of this node's drains, delivered or not, and forgets the drains.
+    /// Delivered or not.
     pub fn take_drains(&self) -> Vec<String> {
         let forget = |(path, text): (PathBuf, String)| {
             let _ = fs::remove_file(path);
@@ -441,7 +415,7 @@ impl NodeBed {
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))
     }
 
-    /// The same; waits until it has its context.
+    /// Waits until it has its context.
     #[track_caller]
     pub fn attached(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
         let client = self.client(job, args, env);
@@ -454,9 +428,9 @@ impl NodeBed {
         contexts.iter().any(|(_, it)| it.pid == pid && it.bytes > 0)
     }
 
-    /// A CUDA program of the user's in this job that ends by itself. Asserts that it ran under MPS.
+    /// A CUDA program that ends by itself, and ran under MPS.
     pub fn served(&self, job: &str, args: &[&str]) -> Ran {
-        let ran = finish(self.cuda(args).envs([self.pipe(job)])).ok();
+        let ran = self.tried(job, args).ok();
         assert_eq!(ran.json()["under_mps"], true, "{ran:?}");
         ran
     }
@@ -465,7 +439,7 @@ impl NodeBed {
         finish(self.cuda(args).envs([self.pipe(job)]))
     }
 
-    /// Runs a CUDA program that the user starts by `mpsctl exec` with only this environment.
+    /// With only this environment.
     pub fn exec(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         finish(&mut self.exec_command(args, env))
     }
@@ -478,22 +452,19 @@ impl NodeBed {
         command
     }
 
-    /// A CUDA program in a job that shares its MPS; waits until it has its context.
+    /// In a job that shares its MPS; waits until it has its context.
     #[track_caller]
     pub fn sharer(&self, job: &str) -> Running {
         let mut command = self.exec_command(&["--hold", "60", "--busy"], &[("PBS_JOBID", job)]);
-        let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let client = Running::silent(&mut command);
         eventually("the client attaches", || self.has_context(client.pid()));
         client
     }
 
     pub fn cuda(&self, args: &[&str]) -> Command {
         let mut command = as_user(USER, self.node.client());
-        command
-            .arg("--node")
-            .arg(self.node.dir())
-            .args(args)
-            .env_clear();
+        command.arg("--node").arg(self.node.dir()).args(args);
+        command.env_clear();
         command
     }
 
@@ -517,8 +488,7 @@ impl NodeBed {
         ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
     }
 
-    /// A directory of the user's with FUSE over it, visible to this thread and its children.
-    /// `None`, with a message, without FUSE.
+    /// A directory of the user's, visible to this thread and its children. `None` without FUSE.
     pub fn hung(
         &self,
         name: &str,
@@ -526,10 +496,11 @@ impl NodeBed {
     ) -> Option<(PathBuf, Hung)> {
         let at = self.path(name);
         fs::create_dir_all(&at).expect("directory");
-        let hung = mount(&at, uid_of(USER));
-        let told =
-            hung.inspect_err(|why| println!("not tried here, this machine has no FUSE: {why}"));
-        told.ok().map(|hung| (at, hung))
+        match mount(&at, uid_of(USER)) {
+            Ok(hung) => return Some((at, hung)),
+            Err(why) => println!("not tried here, this machine has no FUSE: {why}"),
+        }
+        None
     }
 }
 
@@ -559,7 +530,7 @@ impl Drop for NodeBed {
     }
 }
 
-/// Runs `work` on every item, this many at once, because most of it waits.
+/// This many at once, because most of it waits.
 pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + Sync) {
     let work = &work;
     let all = items.into_iter().map(|item| Work {
@@ -579,9 +550,19 @@ impl Running {
         let child = command.spawn();
         Self(child.unwrap_or_else(|why| panic!("{command:?}: {why}")))
     }
+
+    /// Without input and output.
+    #[track_caller]
+    pub fn silent(mut command: impl BorrowMut<Command>) -> Self {
+        let command = command.borrow_mut();
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Self::start(command.stderr(Stdio::null()))
+    }
+
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
+
     pub fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }
@@ -608,15 +589,9 @@ pub fn eventually(what: impl Display, so: impl FnMut() -> bool) {
 
 pub fn status_of(pid: u32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let named = |line: &str| {
-        Some(
-            line.strip_prefix(name)?
-                .strip_prefix(':')?
-                .trim()
-                .to_owned(),
-        )
-    };
-    text.lines().find_map(named).unwrap_or_default()
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let found = lines.find(|(of, _)| *of == name);
+    found.map_or("", |(_, value)| value.trim()).to_owned()
 }
 
 pub fn resident_kb(pid: u32) -> i64 {
@@ -628,9 +603,10 @@ pub fn resident_kb(pid: u32) -> i64 {
 /// Whether the kernel tells how another process's child ended (Linux 6.15).
 pub fn kernel_tells_of_ends() -> bool {
     let kernel = nix::sys::utsname::uname().expect("uname");
-    let release = kernel.release().to_string_lossy().into_owned();
-    let words = release.split(['.', '-']);
-    let mut numbers = words.map_while(|word| word.parse::<u32>().ok());
+    let release = kernel.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|word| word.parse::<u32>().ok());
     (numbers.next(), numbers.next()) >= (Some(6), Some(15))
 }
 
@@ -643,25 +619,23 @@ pub fn send(pid: u32, signal: nix::sys::signal::Signal) -> nix::Result<()> {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), signal)
 }
 
-/// A new empty cgroup; `None` if this machine has no writable hierarchy.
+/// `None` if this machine has no writable hierarchy.
 pub fn own_cgroup() -> Option<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("mpsd-test-{}-{number}", std::process::id());
-    [
-        "/sys/fs/cgroup",
-        "/sys/fs/cgroup/unified",
-        "/sys/fs/cgroup/systemd",
-    ]
-    .iter()
-    .map(Path::new)
-    .filter(|mount| mount.join("cgroup.procs").exists())
-    .inspect(|mount| remove_stale(mount))
-    .map(|mount| mount.join(&name))
-    .find(|path| fs::create_dir(path).is_ok())
+    let mounts = ["", "unified", "systemd"].map(|name| Path::new("/sys/fs/cgroup").join(name));
+    let mut mounts = mounts
+        .iter()
+        .filter(|mount| mount.join("cgroup.procs").exists());
+    mounts.find_map(|mount| {
+        remove_stale(mount);
+        let path = mount.join(&name);
+        fs::create_dir(&path).ok().map(|()| path)
+    })
 }
 
-/// Removes the cgroups of killed test programs.
+/// Of killed test programs.
 fn remove_stale(mount: &Path) {
     for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -17,7 +17,6 @@ use crate::double::look::wait_until;
 /// How often a helper looks beside its orders.
 const TURN_MS: u16 = 10;
 
-/// The test's side.
 #[derive(Debug)]
 pub struct Helper {
     child: Child,
@@ -57,8 +56,7 @@ impl Helper {
         serde_json::from_str(&line).with_context(|| format!("it said '{}'", line.trim_end()))
     }
 
-    /// Closes its input and waits `limit` for its end. Returns its last words; `None` after the
-    /// first call.
+    /// Closes its input. Returns its last words; `None` after the first call.
     pub fn end<A: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<A>> {
         if self.orders.take().is_none() {
             return Ok(None);
@@ -77,8 +75,7 @@ impl Helper {
     }
 }
 
-/// The helper's side: obeys until its input ends or `turn`, which is called between the orders,
-/// says that it is over.
+/// The helper's side, until its input ends or `turn`, which is called between the orders, says no.
 pub fn obey<S, O: DeserializeOwned>(
     state: &mut S,
     turn: impl Fn(&mut S) -> bool,

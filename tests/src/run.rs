@@ -14,7 +14,6 @@ use std::time::Duration;
 /// The ordinary user of the tests: every passwd has it, and its home does not matter.
 pub const USER: &str = "nobody";
 pub const OTHER_USER: &str = "daemon";
-/// The installed programs.
 pub const PROGRAMS: [&str; 6] = [
     "mps-prologue",
     "mps-epilogue",
@@ -24,7 +23,6 @@ pub const PROGRAMS: [&str; 6] = [
     "mps-runner",
 ];
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
-/// Longest time for any command of the suite.
 const LONGEST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
@@ -45,6 +43,7 @@ impl Ran {
         assert_eq!(self.code, Some(code), "{self:?}");
         self
     }
+
     #[track_caller]
     pub fn prints(&self, words: impl AsRef<str>) -> &Self {
         let words = words.as_ref();
@@ -96,20 +95,11 @@ pub fn built(program: &str) -> PathBuf {
     path.unwrap_or_else(|why| panic!("build the workspace first: {why:#}"))
 }
 
-/// `program` as an ordinary user, through setpriv, so that none of our code drops the test's
-/// privileges.
+/// Through setpriv, so that none of our code drops the test's privileges.
 pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
-    command
-        .args([
-            "--reuid",
-            user,
-            "--regid",
-            "nogroup",
-            "--clear-groups",
-            "--",
-        ])
-        .arg(program);
+    let groups = ["--regid", "nogroup", "--clear-groups", "--"];
+    command.args(["--reuid", user]).args(groups).arg(program);
     command
 }
 
@@ -118,11 +108,8 @@ pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
 pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
     let ran = child::run(command.borrow_mut(), "", LONGEST);
     let ran = ran.unwrap_or_else(|why| panic!("{why:#}"));
-    assert!(
-        !ran.held_open,
-        "something holds its output open: {}",
-        ran.story()
-    );
+    let is_held = ran.held_open;
+    assert!(!is_held, "something holds its output open: {}", ran.story());
     Ran {
         code: ran.code,
         out: ran.stdout,
@@ -138,8 +125,8 @@ pub fn chmod(path: &Path, mode: u32) {
 
 #[track_caller]
 pub fn script(path: &Path, body: &str) {
-    fs::write(path, format!("#!/bin/sh\n{body}\n"))
-        .unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    let written = fs::write(path, format!("#!/bin/sh\n{body}\n"));
+    written.unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     chmod(path, 0o755);
 }
 pub fn uid_of(user: &str) -> u32 {
@@ -150,16 +137,13 @@ pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
     let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
     [&head[..], &["nodes=1:gpus=1", "batch", account]].concat()
 }
+
 pub fn epilogue_args(job: &str) -> Vec<&str> {
     let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
-    [
-        &head[..],
-        &["4242", "nodes=1:gpus=1", "cput=0", "batch", "x", "0"],
-    ]
-    .concat()
+    let used = ["4242", "nodes=1:gpus=1", "cput=0", "batch", "x", "0"];
+    [&head[..], &used].concat()
 }
 
-/// The same with an option that gives the job GPU 0.
 pub fn prologue_on_gpu_0<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
     [&["--gpus", "0"], &prologue_args(job, account)[..]].concat()
 }
@@ -177,18 +161,8 @@ pub fn slurm_env<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str,
     ]
 }
 
-/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not delay its exit if it
-/// could not drain.
-pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {
-    [
-        "--scheduler",
-        "openpbs",
-        "--account",
-        account,
-        "--gpus",
-        "0",
-        job,
-        user,
-        "nogroup",
-    ]
+/// On GPU 0. Unlike Torque's, it does not delay its exit if it could not drain.
+pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> Vec<&'a str> {
+    let options = ["--scheduler", "openpbs", "--account", account];
+    [&options[..], &["--gpus", "0", job, user, "nogroup"]].concat()
 }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// Measures each case `rounds` times, in turn, and begins each round with another case. Several
-/// rounds are preceded by one that does not count and brings programs and libraries into the page
-/// cache.
+/// Each case in turn, and each round begins with another case. Several rounds are preceded by one
+/// that does not count and fills the page cache.
 pub fn in_turn<C, R>(
     cases: &[C],
     rounds: usize,
@@ -33,8 +32,7 @@ pub fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-/// The value below which `part` of the samples (0 to 1) are, by linear interpolation; without
-/// samples, not a number.
+/// By linear interpolation; `part` is 0 to 1. Not a number without samples.
 pub fn quantile(samples: &[f64], part: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

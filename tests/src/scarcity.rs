@@ -22,14 +22,14 @@ pub struct Small {
 }
 
 impl Small {
-    /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets its own mount
-    /// namespace, so call it in a thread that ends with the test ([`alone`]).
+    /// `at` keeps its mode. The thread gets its own mount namespace, so call it in a thread that
+    /// ends with the test ([`alone`]).
     pub fn over(at: &Path, pages: usize, mode: u32) -> Self {
         own_namespace();
         Self::mounted(at, &format!("size={},mode={mode:o}", pages * PAGE))
     }
 
-    /// The same with `files` inodes and no limit of pages.
+    /// With `files` inodes and no limit of pages.
     pub fn of_files(at: &Path, files: usize, mode: u32) -> Self {
         own_namespace();
         Self::seen_by_all(at, files, mode)
@@ -41,35 +41,27 @@ impl Small {
     }
 
     fn mounted(at: &Path, options: &str) -> Self {
-        mount(
-            Some("small"),
-            at,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some(options),
-        )
-        .expect("a tmpfs");
+        let none = MsFlags::empty();
+        mount(Some("small"), at, Some("tmpfs"), none, Some(options)).expect("a tmpfs");
         Self { at: at.to_owned() }
     }
 
-    /// Returns what it took before, then takes all inodes but `files`.
+    /// Takes all inodes but `files`.
     pub fn leave_files(&self, files: usize) {
+        self.free();
         let ballast = self.at.join(BALLAST);
-        let _ = fs::remove_dir_all(&ballast);
         fs::create_dir(&ballast).expect("ballast");
         let file = |number: usize| ballast.join(number.to_string());
-        let taken = (0..)
-            .take_while(|number| fs::File::create_new(file(*number)).is_ok())
-            .count();
+        let takes = |number: &usize| fs::File::create_new(file(*number)).is_ok();
+        let taken = (0..).take_while(takes).count();
         assert!(taken >= files, "only {taken} inodes are free, not {files}");
         (taken - files..taken).for_each(|number| fs::remove_file(file(number)).expect("ballast"));
     }
 
-    /// Returns what it took before, then takes all room but `pages`.
+    /// Takes all room but `pages`.
     pub fn leave(&self, pages: usize) {
-        let ballast = self.at.join(BALLAST);
-        let _ = fs::remove_file(&ballast);
-        let mut file = fs::File::create(&ballast).expect("ballast");
+        self.free();
+        let mut file = fs::File::create(self.at.join(BALLAST)).expect("ballast");
         let mut taken = 0;
         while file.write_all(&[0; PAGE]).is_ok() {
             taken += 1;
@@ -77,6 +69,7 @@ impl Small {
         assert!(taken >= pages, "only {taken} pages are free, not {pages}");
         file.set_len(((taken - pages) * PAGE) as u64).expect("room");
     }
+
     pub fn free(&self) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);
@@ -127,18 +120,10 @@ impl Full {
 
     pub fn of(user: &str) -> Self {
         let mut command = as_user(user, "/usr/bin/unshare");
-        command.args([
-            "-Urm",
-            "--propagation",
-            "unchanged",
-            "/bin/sh",
-            "-c",
-            Self::FILLS,
-        ]);
-        let full = Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
-        eventually("the namespace is full", || {
-            status_of(full.pid(), "Name") == "sleep"
-        });
+        command.args(["-Urm", "--propagation", "unchanged"]);
+        let full = Running::silent(command.args(["/bin/sh", "-c", Self::FILLS]));
+        let is_full = || status_of(full.pid(), "Name") == "sleep";
+        eventually("the namespace is full", is_full);
         Self { _keeper: full }
     }
 }
@@ -155,8 +140,8 @@ impl Drop for Small {
     }
 }
 
-/// A mount namespace that a process keeps and that sees no later mount from outside: a container's,
-/// or a job's under Slurm's job_container/tmpfs.
+/// It sees no later mount from outside: a container's, or a job's under Slurm's
+/// job_container/tmpfs.
 #[derive(Debug)]
 pub struct Older {
     keeper: Running,
@@ -164,13 +149,11 @@ pub struct Older {
 }
 
 impl Older {
-    /// Makes it as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
+    /// Call it in a thread of [`alone`], whose mounts are private.
     pub fn start() -> Self {
         own_namespace();
-        Self {
-            keeper: keeper(),
-            kept: None,
-        }
+        let (keeper, kept) = (keeper(), None);
+        Self { keeper, kept }
     }
 
     pub fn keep_for(&mut self, base: &Path, job: &str) {
@@ -230,8 +213,6 @@ impl Drop for Older {
 pub fn alone(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let done = scope.spawn(test).join();
-        if let Err(panic) = done {
-            std::panic::resume_unwind(panic);
-        }
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }

@@ -34,20 +34,11 @@ impl Syslog {
         for dir in [&upper, &work] {
             fs::create_dir(dir).expect("directory");
         }
-        let options = format!(
-            "lowerdir={top},upperdir={},workdir={}",
-            upper.display(),
-            work.display()
-        );
+        let (upper, work) = (upper.display(), work.display());
+        let options = format!("lowerdir={top},upperdir={upper},workdir={work}");
         let none = MsFlags::empty();
-        mount(
-            Some("over"),
-            top,
-            Some("overlay"),
-            none,
-            Some(options.as_str()),
-        )
-        .expect("an overlay");
+        let laid = mount(Some("over"), top, Some("overlay"), none, Some(&*options));
+        laid.expect("an overlay");
         fs::create_dir_all(path.parent().expect("a directory")).expect("directory");
         let _ = fs::remove_file(path);
         let socket = UnixDatagram::bind(path).expect("a socket");
