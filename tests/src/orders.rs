@@ -14,7 +14,6 @@ use serde_json::Value;
 
 use crate::double::look::wait_until;
 
-/// How often a helper looks beside its orders.
 const TURN_MS: u16 = 10;
 
 #[derive(Debug)]

@@ -72,7 +72,6 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts")
 }
 
-/// All scripts, by name.
 pub fn all() -> Result<Vec<Script>> {
     let files = std::fs::read_dir(folder())?.flatten();
     let mut files: Vec<PathBuf> = files.map(|entry| entry.path()).collect();
@@ -129,7 +128,7 @@ impl Script {
         self.gpus > 1
     }
 
-    /// Compares the three runs. The error names every difference.
+    /// The error names every difference.
     pub fn check(&self, three: &Three) -> Result<()> {
         let auto = self.check_auto(&three.without, &three.auto);
         let both = [auto, self.asked(three)].into_iter();
@@ -195,7 +194,6 @@ impl Asked {
 }
 
 impl Outcome {
-    /// How many programs were clients of an MPS.
     pub fn under_mps(&self) -> Result<usize> {
         let programs = self.programs()?.into_iter();
         Ok(programs

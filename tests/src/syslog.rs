@@ -17,8 +17,7 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// Puts a `/dev` with a log over the machine's, in a mount namespace of this thread. `room` is
-    /// an empty directory.
+    /// In a `/dev` over the machine's, for this thread alone. `room` is an empty directory.
     pub fn hear(room: &Path) -> Self {
         Self::hear_at(room, "/dev", Path::new("/dev/log"))
     }
@@ -49,7 +48,6 @@ impl Syslog {
         }
     }
 
-    /// Fills its queue, so that it takes no later line.
     pub fn fill(&self) {
         let own = self.socket.local_addr().expect("its address");
         let path = own.as_pathname().expect("its path");

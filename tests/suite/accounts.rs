@@ -25,8 +25,7 @@ fn assert_served(bed: &NodeBed, job: &str) {
     assert_eq!(bed.served(job, &[]).json()["sms"], 32);
 }
 
-/// The name of another user's program is nothing for the job's user. Root's is named
-/// (`doctor::a_daemon_of_roots`).
+/// Root's is named (`doctor::a_daemon_of_roots`).
 #[test]
 fn another_user_who_holds_an_exclusive_gpu_is_told_by_the_process_alone() {
     let bed = NodeBed::new(fast(1), CONFIG);

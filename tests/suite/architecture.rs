@@ -11,8 +11,7 @@ use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
 const LAYERS: [&str; 5] = ["plan", "job", "node", "supervisor", "cli"];
-/// The only places of `unsafe`: the interfaces to the kernel and to Slurm, and to CUDA in the
-/// probe.
+/// The interfaces to the kernel and to Slurm, and to CUDA in the probe.
 const UNSAFE: [&str; 3] = [
     "mpsd/sys/src/",
     "spank/src/sys/",
@@ -38,8 +37,7 @@ const ROOTS: [&str; 17] = [
     "spank/src/lib.rs",
     "packaging/src/main.rs",
 ];
-/// What each shipped crate may depend on. The plugin runs inside Slurm's daemons, so its list is
-/// short on purpose.
+/// The plugin runs inside Slurm's daemons, so its list is short on purpose.
 const DEPENDENCIES: [(&str, &str); 10] = [
     (
         "mpsd/core",
@@ -154,7 +152,7 @@ impl Crate {
         edges
     }
 
-    /// The module that defines what `path` means in module `at`; `None` if another crate does.
+    /// `None` if another crate does.
     fn resolve(&self, at: &[String], path: &[String], depth: u32) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -354,8 +352,7 @@ fn unsafe_stands_in_its_homes_and_no_code_knows_that_it_is_tested() {
     }
 }
 
-/// A folder answers each difference between schedulers through `BatchSystem`, so a new scheduler is
-/// a folder and a line.
+/// A new scheduler is a folder and a line.
 #[test]
 fn only_a_schedulers_folder_names_it() {
     let mut homes = BTreeSet::new();
@@ -405,7 +402,6 @@ fn each_key_of_mpsd_toml_is_read_by_a_program() {
     assert_eq!(unread, [""; 0], "no program reads these keys");
 }
 
-/// The Rust files below `directory`.
 fn rust_below(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
     let entries = fs::read_dir(directory).expect("a folder").flatten();
     for path in entries.map(|entry| entry.path()) {

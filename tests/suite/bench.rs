@@ -50,7 +50,6 @@ impl Bench {
         finish(self.command(args))
     }
 
-    /// The job's programs and scripts that still run.
     pub fn left(&self) -> Vec<String> {
         let work = self.bed.path("work");
         let shown = work.display().to_string();

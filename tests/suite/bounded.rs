@@ -14,8 +14,7 @@ use tests::scarcity::{Full, Older, Shared, Small, alone};
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// A process of the user's outside any job. It runs `line` with `path`, and keeps the files that it
-/// opened until it is dropped.
+/// Keeps the files that `line` opened until it is dropped.
 fn keeper(line: &str, path: &Path) -> Running {
     let mut command = as_user(USER, "/bin/sh");
     command
@@ -87,7 +86,6 @@ fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
     });
 }
 
-/// A CUDA program of `job`'s user by `mpsctl exec`, in the namespace `older`.
 fn exec_within(older: &Older, bed: &NodeBed, job: &str) -> Ran {
     finish(older.within(&bed.exec_command(&[], &[("PBS_JOBID", job)])))
 }

@@ -9,8 +9,7 @@ use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
 
-/// Whether the job's user may open the memory of `pid`, for which the kernel makes the same checks
-/// as for a debugger.
+/// The kernel makes the same checks for this as for a debugger.
 fn can_debug(pid: u32) -> bool {
     let mut command = as_user(USER, "/usr/bin/head");
     let ran = finish(command.args(["-c1", &format!("/proc/{pid}/mem")]));

@@ -14,8 +14,7 @@ use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, SharedWorld, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
-/// The scenarios in which every crash point is tried. More GPUs or daemons would add points, not
-/// kinds of them.
+/// More GPUs or daemons would add points, not kinds of them.
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
@@ -38,7 +37,7 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// A node before the job. If the scheduler allows it, another job uses the first GPU too.
+/// If the scheduler allows it, another job uses the first GPU too.
 pub(crate) fn before(scenario: &Scenario) -> World {
     let mut world = scenario.world();
     if matches!(scenario.devices.exclusive, Exclusive::Shared(_)) {
@@ -89,8 +88,7 @@ fn running(scenario: &Scenario) -> (World, usize, usize) {
     (world, points, calls)
 }
 
-/// The worlds left by a prologue that was killed at each point: at once, and after what it had
-/// started went on.
+/// At once, and after what it had started went on.
 fn killed_prologues(scenario: &Scenario) -> Worlds {
     let (_, points, _) = running(scenario);
     let mut worlds = Worlds::default();
@@ -222,7 +220,6 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
 /// whether its lock kept the epilogue out, and whether the prologue had started anything.
 type Meeting = (SharedWorld, Option<Result<(), String>>, [bool; 3]);
 
-/// A prologue that an epilogue meets at this point.
 fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
     let world = shared(world);
     let meeting = Rc::new(Cell::new([false; 3]));

@@ -16,7 +16,6 @@ use tests::node_bed::{NodeBed, Running, eventually, fast};
 use tests::run::{Ran, USER, built, chmod, finish, prologue_on_gpu_0, script};
 use tests::scarcity::{Small, alone};
 
-/// A node as at a site: cgroups, the vendor's two programs, NVML.
 fn bed() -> NodeBed {
     NodeBed::new(fast(2), "")
 }
@@ -29,8 +28,7 @@ fn reconcile(bed: &NodeBed) -> Ran {
     bed.mpsctl(&["reconcile", "--node", "n1"]).ok()
 }
 
-/// The lines that are not OK. The machine of the test may add some: it has no systemd, and no
-/// scheduler or several.
+/// The machine of the test may add some: it has no systemd, and no scheduler or several.
 fn problems(bed: &NodeBed) -> Vec<String> {
     let ran = doctor(bed, &["--problems"]);
     assert!(ran.err.is_empty(), "{ran:?}");

@@ -16,7 +16,6 @@ const HOOK: &str = concat!(
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const NONE: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
-/// What enroot gives a hook (its doc/configuration.md), and what the hook writes there.
 struct Enroot {
     dir: TempDir,
 }
@@ -35,8 +34,7 @@ impl Enroot {
         self.job().join("pipe").display().to_string()
     }
 
-    /// Runs the hook as enroot does, by its own first line. `GIVEN` is the container's environment
-    /// so far.
+    /// By its own first line. `GIVEN` is the container's environment so far.
     fn run(&self, env: &[(&str, &str)]) -> Ran {
         let given = env.iter().find(|(name, _)| *name == "GIVEN");
         let given = given.map_or("", |(_, text)| text);
@@ -53,7 +51,7 @@ impl Enroot {
         finish(command.envs(env.iter().copied()))
     }
 
-    /// Asserts that the container may not start, for a reason of one line with these words.
+    /// For a reason of one line with these words.
     #[track_caller]
     fn refuses(&self, env: &[(&str, &str)], words: &[&str]) {
         let ran = self.run(env).exits(1);

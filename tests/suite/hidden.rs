@@ -16,7 +16,6 @@ const GPUS: u64 = 4;
 /// gets ENXIO.
 const MAJOR: u64 = 195;
 
-/// A node with four GPUs that have device files, in a `/dev` of this thread, which hears its log.
 struct Node {
     bed: NodeBed,
     log: Syslog,
@@ -62,8 +61,7 @@ const TAKES: &str = "\
 
 const ALL: &str = "opens /dev/nvidia0\nopens /dev/nvidia1\nopens /dev/nvidia2\nopens /dev/nvidia3\nopens /dev/second-name\n";
 
-/// A program that its user put into the place of the job's process `pid`: all that holds it back
-/// here are its ids and where it is.
+/// All that holds it back here are its ids and where it is.
 fn taken_over(pid: u32) -> Command {
     let mut command = Command::new("/usr/bin/nsenter");
     command.arg(format!("--mount=/proc/{pid}/ns/mnt"));

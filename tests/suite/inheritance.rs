@@ -12,8 +12,7 @@ use tests::run::{
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
-/// The signals that end a program, as bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT,
-/// SIGTERM.
+/// As bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT, SIGTERM.
 const ENDING: u64 = 1 << 0 | 1 << 1 | 1 << 14;
 
 #[test]

@@ -24,8 +24,7 @@ fn begun(bed: &NodeBed, job: &str) -> Option<(usize, usize)> {
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
 }
 
-/// The guarded worker: the child of `parent` that runs the same file. A scan of all processes would
-/// take too long.
+/// A scan of all processes would take too long.
 fn worker(parent: u32) -> Option<u32> {
     let own = look::process(parent)?.exe;
     let children =
@@ -36,8 +35,7 @@ fn worker(parent: u32) -> Option<u32> {
     children.find(|pid| look::process(*pid).is_some_and(|child| child.exe == own))
 }
 
-/// Runs the worker of `program` in strides until `enough` or its end. It is stopped while `enough`
-/// looks.
+/// In strides until `enough` or its end. It is stopped while `enough` looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs have priority on a CPU, and so must the process that steps them.
     mpsd_sys::priority::raise();
@@ -63,8 +61,7 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// Kills a prologue when its journal has `at` begun effects. Returns how many the journal has
-/// afterwards.
+/// When its journal has `at` begun effects. Returns how many it has afterwards.
 fn kill_prologue(bed: &NodeBed, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = bed.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(bed, job).map_or(0, |b| b.0) >= at)?;

@@ -13,7 +13,6 @@ use tests::run::finish;
 
 use crate::bench::Bench;
 
-/// A line of the job log.
 #[derive(Debug, Clone, PartialEq)]
 struct Logged {
     seq: u64,
@@ -60,7 +59,6 @@ impl Bench {
         lines.map(line).collect()
     }
 
-    /// Exit code and signal of each command.
     fn ends(&self) -> BTreeMap<u64, (i32, i32)> {
         let log = self.log("joblog");
         let ends: BTreeMap<_, _> = log

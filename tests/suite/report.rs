@@ -142,8 +142,7 @@ fn what_is_not_counted_is_absent_and_short_clients_are_not_called_absent() {
     assert!(!told.to_string().contains("_percent"), "{told}");
 }
 
-/// A process of `user` that NVML lists as an MPS client on the first GPU with 9,000 MiB. It does
-/// not belong to the job.
+/// NVML lists it as an MPS client on the first GPU with 9,000 MiB. It is not the job's.
 fn foreign(bed: &NodeBed, user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
     let running = Running::start(command.arg("60").stdin(Stdio::null()));

@@ -27,9 +27,8 @@ struct Scarce {
     least: u64,
 }
 
-/// One job, or two of a user that share an MPS, begin and end. `run` runs a program with this
-/// little of it: ever more for a start, none for an end, which the next end may finish. The other
-/// job is always served.
+/// `run` runs a program with this little of it: ever more for a start, none for an end, which the
+/// next end may finish. The other job is always served.
 fn with_little(
     config: &str,
     scarce: Scarce,

@@ -17,8 +17,7 @@ fn up() -> u64 {
     whole.parse().expect("seconds")
 }
 
-/// A node on which an epilogue noted, `age_s` ago, a process in the driver. That process has ended
-/// since.
+/// An epilogue noted, `age_s` ago, a process in the driver that has ended since.
 fn noted(age_s: u64) -> NodeBed {
     let bed = NodeBed::new(fast(1), CONFIG);
     note(&bed, age_s);

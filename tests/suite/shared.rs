@@ -44,7 +44,6 @@ fn before() -> World {
     World::new(jobs()[0].inventory.clone())
 }
 
-/// The node with these jobs up.
 fn with(up: [bool; 2]) -> World {
     let world = Rc::new(RefCell::new(before()));
     for (job, _) in jobs().iter().zip(up).filter(|(_, up)| *up) {
@@ -88,7 +87,6 @@ fn reconcile(world: &SharedWorld) {
     }
 }
 
-/// Both jobs end, and the node is as before.
 #[track_caller]
 fn restored(world: &SharedWorld, name: &str) {
     for job in jobs() {

@@ -15,7 +15,6 @@ fn served(node: Builder, job: &str, gpus: &str) -> NodeBed {
     NodeBed::with_job(node, "deadline_s = 20\n", job, ACCOUNT, gpus)
 }
 
-/// `mpsctl status` of `user`, or of root.
 fn status(bed: &NodeBed, user: Option<&str>, args: &[&str], env: &[(&str, &str)]) -> Ran {
     let args = [&["status"], args].concat();
     match user {

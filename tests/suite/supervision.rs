@@ -200,7 +200,6 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
     bed.assert_as_before("a job over its limit together");
 }
 
-/// Two jobs of the user in one MPS.
 fn two_jobs() -> NodeBed {
     let bed = NodeBed::new(fast(1), "deadline_s = 20\nshared_gpus = true\n");
     for job in SHARERS {

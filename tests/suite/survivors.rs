@@ -249,7 +249,6 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert!(journal.is_some(), "the end that finishes needs it");
 }
 
-/// Jobs that share an MPS that survives SIGKILL.
 fn sharing<const N: usize>(numbers: [u32; N]) -> (SharedWorld, [Scenario; N]) {
     let jobs = numbers.map(|number| Scenario {
         number,

@@ -25,9 +25,8 @@ impl Bench {
         bench
     }
 
-    /// A client of the simulated CUDA with a speed that depends on how it shares the GPU. Clients
-    /// that take turns have 1000 together; under MPS 3000; each with a share 4000. A single client
-    /// has 1000.
+    /// Clients that take turns have a speed of 1000 together; under MPS 3000; each with a share
+    /// 4000. A single client has 1000.
     fn simulation(&self) -> String {
         let (peers, client) = (self.bed.path("peers"), self.bed.node.client());
         let text = format!(
@@ -229,7 +228,6 @@ fn clinging(bench: &Bench) -> Running {
     sweep
 }
 
-/// The end of a sweep, with nothing left.
 #[track_caller]
 fn ended(bench: &Bench, sweep: Running) -> Ended {
     let ended = sweep.finish(Duration::from_secs(60)).expect("its end");

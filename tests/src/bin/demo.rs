@@ -11,9 +11,7 @@ use tests::double::NodeDouble;
 use tests::double::look::Process;
 use tests::slurm::{Bed, MODEL, Options, Record, SMS, Simulated, User};
 
-/// Longest time for the job.
 const JOB: Duration = Duration::from_secs(90);
-/// Longest time until the nodes are as before.
 const AFTER: Duration = Duration::from_secs(40);
 const WORDS: &str = "--mps --mps-threads=50 --mps-mem=4G -N2 -n4 --ntasks-per-node=2 --gres=gpu:1";
 /// Of [`WORDS`]: thread percentage, MiB of memory, and clients on a node.
@@ -111,7 +109,6 @@ struct Promises {
 }
 
 impl Promises {
-    /// One promise, and what was there instead.
     fn check(&mut self, kept: bool, promise: &str, found: &dyn Debug) {
         self.all += 1;
         if kept {

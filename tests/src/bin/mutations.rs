@@ -68,7 +68,6 @@ impl Conditions {
 
 #[derive(serde::Deserialize)]
 struct Mutation {
-    /// What is wrong then.
     what: String,
     file: String,
     /// An expression or statements, once in the file; `if CONDITION {` is turned round.
@@ -96,7 +95,6 @@ impl Mutation {
         }
     }
 
-    /// Whether both change the same text.
     fn meets(&self, other: &Self) -> bool {
         let (one, other_text) = (&self.old, &other.old);
         self.file == other.file && (one.contains(other_text) || other_text.contains(one))
@@ -233,7 +231,6 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
-/// The rows, and the conditions of the files that no earlier folder has.
 fn rows(listed: &str) -> Result<Vec<Mutation>> {
     let mut rows: Rows = toml::from_str(&fs::read_to_string(ROWS)?)?;
     for file in listed

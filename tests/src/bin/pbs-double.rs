@@ -117,7 +117,6 @@ fn pbsnodes(words: &[&str]) -> u8 {
         .unwrap_or(0)
 }
 
-/// Each vnode with its attributes.
 fn vnodes() -> Vec<(String, String)> {
     let files = fs::read_dir(at("vnodes")).into_iter().flatten().flatten();
     let names = files.map(|file| file.file_name().to_string_lossy().into_owned());

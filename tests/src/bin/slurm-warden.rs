@@ -20,9 +20,7 @@ use tests::node_bed::kill;
 use tests::orders;
 use tests::slurm::Request;
 
-/// How long a daemon may take after SIGTERM in the teardown.
 const TERM_WAIT: Duration = Duration::from_secs(6);
-/// How long SIGKILL may take, and unmounting.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -207,7 +205,6 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
     Ok(child.id())
 }
 
-/// Unmounts what is mounted in `directory`, deepest first, and removes it.
 fn remove(directory: &Path) -> Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let mut points: Vec<&str> = mounts

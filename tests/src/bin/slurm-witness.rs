@@ -82,8 +82,7 @@ fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
     put(dir, &file, &serde_json::to_string(&witness)?)
 }
 
-/// The client's record and the user of its daemon, which lives as long as the client holds its
-/// contexts.
+/// The daemon lives as long as the client holds its contexts.
 fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
     use std::io::{BufRead as _, BufReader};
     let output = client.stdout.take().context("a client without output")?;

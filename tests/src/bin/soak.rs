@@ -28,7 +28,6 @@ const NAMES: [&str; 7] = [
     "different",
 ];
 
-/// How often something was so.
 #[derive(Default)]
 struct Tally(Mutex<BTreeMap<&'static str, u64>>);
 
@@ -98,7 +97,6 @@ fn run(tally: &Tally, cycles: u32, at_once: usize, seed: u64) {
     let config = "deadline_s = 12\ncompute_mode = \"exclusive\"\n";
     let place = NodeBed::new(fast(GPUS as usize), config);
     let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
-    // One job lives the whole time.
     place.begin("1.srv", ACCOUNT, &(GPUS - 1).to_string());
     let long_lived = place.pids("mpsd")[0];
     // Its first look at the GPU loads NVML, once.
@@ -179,7 +177,6 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     end(place, tally, &job);
 }
 
-/// Repeats an epilogue until it says that the node is as before this job.
 fn end(place: &NodeBed, tally: &Tally, job: &str) {
     for again in 0..TRIES {
         if again > 0 {

@@ -19,8 +19,7 @@ pub struct Builder {
     at: Option<PathBuf>,
 }
 
-/// A node of doubles. When dropped it is removed, with every process that runs a program in its
-/// directory.
+/// When dropped it is removed, with every process that runs a program in its directory.
 #[derive(Debug)]
 pub struct NodeDouble {
     dir: PathBuf,
@@ -29,8 +28,7 @@ pub struct NodeDouble {
 }
 
 impl Builder {
-    /// Replaces the GPUs by this many of this product, with 132 multiprocessors and 143,771 MiB
-    /// each (recorded of an H200).
+    /// With 132 multiprocessors and 143,771 MiB each (recorded of an H200).
     pub fn gpus(mut self, count: usize, product: &str) -> Builder {
         self.is.gpu = (0..count)
             .map(|index| gpu(&self.is.name, index, product))
@@ -58,7 +56,6 @@ impl Builder {
         self
     }
 
-    /// A node without delays: a server is ready after 5 ms.
     pub fn fast(self) -> Builder {
         self.times(|t| {
             *t = Times {
@@ -153,8 +150,7 @@ impl NodeDouble {
         fs::rename(new, file)
     }
 
-    /// Changes the description. Programs that start afterwards see it (NVML's double: at each
-    /// `nvmlInit`).
+    /// Programs that start afterwards see it (NVML's double: at each `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
         self.write()
@@ -218,8 +214,7 @@ impl NodeDouble {
         self.all_uuids().into_iter().flat_map(of).collect()
     }
 
-    /// The compute mode of each GPU now: `default`, `exclusive_process`, `exclusive_thread`,
-    /// `prohibited`.
+    /// `default`, `exclusive_process`, `exclusive_thread`, `prohibited`.
     pub fn modes(&self) -> Vec<String> {
         let node = self.node();
         self.uuids().iter().map(|uuid| node.mode(uuid)).collect()
@@ -258,9 +253,8 @@ impl Drop for NodeDouble {
     }
 }
 
-/// Copies a program in a process of its own. Otherwise another thread could fork while we have the
-/// copy open for writing. Until that child executes its own file, the copy could not run ("text
-/// file busy").
+/// By a program of its own: a child that another thread forks while we have the copy open for
+/// writing would keep it from running ("text file busy").
 pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut copy = std::process::Command::new("/bin/cp");
     let done = copy.arg("--").args([from, to]).output()?;
@@ -280,7 +274,6 @@ pub fn mig(gpu: usize, number: u32) -> MigDevice {
     }
 }
 
-/// A GPU with a UUID that follows from the node's name and its index.
 fn gpu(node: &str, index: usize, product: &str) -> Gpu {
     // FNV-1a: the same UUIDs in every run.
     let hash = |salt: u64| {

@@ -11,7 +11,6 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::look::wait_until;
 
-/// Processes that no signal ends until this is dropped.
 #[derive(Debug)]
 pub struct Frozen {
     group: PathBuf,
@@ -19,8 +18,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Freezes these processes. Needs root and a kernel with the version-1 freezer (mounted here if
-    /// it is not).
+    /// Needs root and a kernel with the version-1 freezer (mounted here if it is not).
     pub fn new(pids: &[u32]) -> io::Result<Frozen> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (root, mounted) = freezer()?;
@@ -69,7 +67,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes an empty cgroup and those below it. Its files cannot be removed one by one.
+/// Its files cannot be removed one by one.
 pub fn remove_cgroup(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

@@ -101,7 +101,7 @@ pub fn processes_from(dir: &Path) -> Vec<Process> {
         .collect()
 }
 
-/// Calls `each` with everything below `dir`. A directory is entered if it says so.
+/// A directory is entered if `each` says so.
 pub fn walk(dir: &Path, each: &mut dyn FnMut(&Path, &Metadata) -> bool) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -118,7 +118,6 @@ pub fn alive(pid: u32) -> bool {
     process(pid).is_some_and(|process| !process.is_zombie())
 }
 
-/// Waits until something is so, looking every 2 ms; false if the time runs out.
 pub fn wait_until(limit: Duration, mut so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {

@@ -28,9 +28,8 @@ pub struct Description {
     pub name: String,
     pub driver_version: String,
     pub cuda_version: u32,
-    /// How many client programs a server takes: 48 recorded with 580
-    /// (docs/facts/mps-control.md#clients). From CUDA 13.1 on 60 are documented, not verified (MPS
-    /// guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
+    /// 48 recorded with 580 (docs/facts/mps-control.md#clients). From CUDA 13.1 on 60 are
+    /// documented, not verified (MPS guide 615, "When to Use MPS").
     pub max_clients: usize,
     /// How many connections a GPU has for its clients' `CUDA_DEVICE_MAX_CONNECTIONS` (recorded: 48
     /// clients with 1, 15 with 8, 3 with 32). 120 is the least number that fits.
@@ -58,8 +57,7 @@ pub struct Gpu {
     pub pci: String,
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
     pub minor: Option<u32>,
-    /// Its device file; a program that may not open it does not see this GPU. `None`: every program
-    /// sees it.
+    /// A program that may not open it does not see this GPU. `None`: every program sees it.
     pub device: Option<PathBuf>,
     /// Persistence mode: the driver keeps its state while no program uses it.
     pub persistence: bool,
@@ -84,8 +82,7 @@ pub struct Counts {
     /// Percent of the time with a running kernel, and with memory reads or writes.
     pub busy: u32,
     pub memory_busy: u32,
-    /// Percent of the multiprocessors with work, and of the memory's bandwidth; `None` before
-    /// Hopper.
+    /// Percent of the multiprocessors with work, and of the memory's bandwidth (Hopper or newer).
     pub shares: Option<(f64, f64)>,
     pub watts: u64,
 }
@@ -179,18 +176,14 @@ pub struct Faults {
     /// `slow`, `never-ready` (the daemon waits for it forever), `initializing` (listed, never
     /// ACTIVE), `exits`, `fault-state` (status FAULT).
     pub server: String,
-    /// How long `slow` takes, ms.
     pub slow_ms: u64,
-    /// Commands on which the control daemon hangs forever.
     pub hang_on: Vec<String>,
     /// Commands that get half their answer, without a newline.
     pub truncate: Vec<String>,
-    /// Commands with this answer instead of the true one.
     pub answer: BTreeMap<String, String>,
     /// `quit` gets a stranger's answer.
     pub refuse_quit: bool,
     pub ignore_sigterm: bool,
-    /// The server ignores SIGTERM.
     pub server_survives_sigterm: bool,
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.
@@ -200,7 +193,6 @@ pub struct Faults {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NvmlFaults {
-    /// `nvmlInit` never returns.
     pub init_hangs: bool,
     /// `nvmlInit` answers "driver not loaded".
     pub init_fails: bool,
@@ -267,7 +259,6 @@ impl Default for Gpu {
     }
 }
 
-/// A node's directory and what its `node.toml` said when it was opened.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub dir: PathBuf,
@@ -287,7 +278,6 @@ impl Node {
         })
     }
 
-    /// The node in the running program's directory.
     pub fn of_this_program() -> Result<Node, String> {
         let exe = fs::read_link("/proc/self/exe")
             .map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
@@ -311,7 +301,6 @@ impl Node {
         set.as_deref().unwrap_or(boot).trim().to_owned()
     }
 
-    /// Sets the compute mode of a GPU, for every process and permanently.
     pub fn set_mode(&self, uuid: &str, mode: &str) -> io::Result<()> {
         let modes = self.dir.join("modes");
         let new = modes.join(format!(".{uuid}.{}", std::process::id()));
@@ -325,7 +314,6 @@ impl Node {
         self.dir.join("state/contexts").join(uuid)
     }
 
-    /// Records that a process has a context with this much memory on a GPU.
     pub fn register(&self, uuid: &str, pid: u32, bytes: u64, kind: &str) -> io::Result<()> {
         let (Some(start), dir) = (start_time(pid), self.contexts_dir(uuid)) else {
             return Err(io::Error::other(format!("no process {pid}")));
@@ -358,8 +346,7 @@ fn read_context(file: &Path) -> Option<Context> {
     (start_time(pid) == Some(start)).then_some(Context { pid, bytes, kind })
 }
 
-/// When a living process started, in clock ticks since boot; `None` for a zombie, which no longer
-/// holds a context.
+/// In clock ticks since boot; `None` for a zombie, which no longer holds a context.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

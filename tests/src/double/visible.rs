@@ -15,8 +15,7 @@ pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     counted
 }
 
-/// Whether this process may open the GPU's device file, and a MIG device's capabilities. ENXIO, for
-/// lack of a driver, is a yes.
+/// ENXIO, for lack of a driver, is a yes. A MIG device also needs its capabilities.
 pub fn may_open(gpu: &Gpu) -> bool {
     const ENXIO: i32 = 6;
     let Some(file) = &gpu.device else {
@@ -45,8 +44,7 @@ fn is_mig(gpu: &Gpu) -> bool {
     gpu.uuid.starts_with("MIG-")
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name without a GPU ends the
-/// list.
+/// In its order. The first name without a GPU ends the list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {
         return enumerated(gpus.to_vec());
@@ -65,8 +63,7 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     enumerated(seen)
 }
 
-/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients, always in PCI order
-/// (recorded).
+/// Always in PCI order (recorded).
 pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let shown = visible(gpus, variable);
     gpus.iter()
@@ -128,11 +125,9 @@ pub fn canonical_memory(text: &str) -> Option<String> {
     })
 }
 
-/// The daemon's limit for the GPU with this index in the daemon's numbering: the last one applied
-/// of those that name it. The name of a MIG device does not count. NVIDIA's plugin for Kubernetes
-/// sets limits only by index, because they were "not applied for devices if set by UUID"
-/// (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0" of MIG devices). A whole
-/// GPU's name was recorded to count, a MIG device's never was.
+/// The last one applied of those that name the GPU, or its index in the daemon's numbering. The
+/// name of a MIG device does not count: limits were "not applied for devices if set by UUID"
+/// (NVIDIA/k8s-device-plugin, pull request 572; never recorded).
 pub fn daemon_limit<'l>(
     limits: impl Iterator<Item = &'l MemoryLimit>,
     index: usize,
@@ -145,9 +140,8 @@ pub fn daemon_limit<'l>(
         .and_then(|(_, value)| memory(value))
 }
 
-/// What a client's `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` asks for each GPU it sees, in bytes. `None`
-/// if it names a GPU that the client does not see, or makes no sense. The client then runs without
-/// any limit, even the daemon's.
+/// In bytes. `None` if it names a GPU that the client does not see, or makes no sense. The client
+/// then runs without any limit, even the daemon's.
 pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> {
     let mut limits = vec![None; seen.len()];
     for part in variable.split(',').filter(|p| !p.is_empty()) {

@@ -19,7 +19,6 @@ pub struct Attach {
     pub visible: Option<String>,
     pub threads: Option<String>,
     pub memory: Option<String>,
-    /// `CUDA_DEVICE_MAX_CONNECTIONS`.
     #[serde(default)]
     pub connections: Option<String>,
     /// It computes with others on several GPUs, as ranks of NCCL do.
@@ -48,7 +47,6 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    /// The error with this number, named as recorded.
     pub fn of(code: u32) -> CudaError {
         let name = match code {
             2 => "cudaErrorMemoryAllocation",
@@ -145,8 +143,7 @@ pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> 
     )
 }
 
-/// Sends one packet with the sender's pid, uid and gid, which the kernel checks. It fails if the
-/// user has no name in this user namespace.
+/// The kernel checks pid, uid and gid. It fails if the user has no name in this user namespace.
 pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
     send_with(
         fd,
@@ -167,7 +164,6 @@ fn send_with(fd: &OwnedFd, packet: &[u8], control: &[ControlMessage]) -> io::Res
     Ok(())
 }
 
-/// Receives one packet; `None` if the other end is gone.
 pub fn recv(fd: &OwnedFd) -> Option<Vec<u8>> {
     recv_fd(fd).map(|(packet, _)| packet)
 }

@@ -65,7 +65,6 @@ pub struct Job {
     pub user: (&'static str, u32),
     pub account: String,
     pub resource: String,
-    /// Its execution queue.
     pub queue: &'static str,
     /// Its batch script, which its mom has before the job begins.
     pub script: &'static str,
@@ -192,7 +191,6 @@ impl Cluster {
         cluster
     }
 
-    /// Puts on a node what a package, an administrator and a PBS do.
     fn furnish(&mut self, at: usize, config: &str) {
         let product = self.product;
         let node = &mut self.nodes[at];
@@ -250,12 +248,11 @@ impl Cluster {
             .unwrap_or_else(|why| panic!("server's '{name}': {why}"));
     }
 
-    /// Reads a file of the server's directory. A missing one is empty.
+    /// A missing one is empty.
     pub fn served(&self, name: &str) -> String {
         std::fs::read_to_string(self.server().join(name)).unwrap_or_default()
     }
 
-    /// Lets ordinary users run the commands of the PBS.
     pub fn open_to_users(&self) {
         let server = self.server();
         self.serve("calls", &self.served("calls"));
@@ -287,7 +284,6 @@ impl Cluster {
         }
     }
 
-    /// The mom's file of the job's batch script.
     pub(super) fn has_script(&mut self, job: &Job) {
         if !job.interactive {
             let file = format!("{}/mom_priv/jobs/{}.SC", self.product.home(), job.id);
@@ -302,8 +298,7 @@ impl Cluster {
         }
     }
 
-    /// A task that TM starts on a node, without a shell or a profile; `Err`: its launch was
-    /// rejected.
+    /// By TM, without a shell or a profile; `Err`: its launch was rejected.
     pub fn task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
         match self.product {
             Product::Torque => Ok(self.torque_task(job, at, argv, &[])),
@@ -318,7 +313,6 @@ impl Cluster {
         }
     }
 
-    /// Everything on every node that a job must not leave.
     pub fn leftovers(&mut self) -> Vec<Leftovers> {
         let look = |(node, gpus): (&mut MomNode, &NodeDouble)| {
             let found = node.snapshot();
@@ -333,13 +327,11 @@ impl Cluster {
         self.nodes.iter_mut().zip(&self.gpus).map(look).collect()
     }
 
-    /// Remembers the present cluster, with which [`Cluster::is_as_before`] compares.
     pub fn mark(&mut self) {
         self.before = self.leftovers();
     }
 
-    /// Checks that the nodes are as they were made or marked, except for the node's own files in
-    /// `/run/mpsd`.
+    /// As made or marked, except for the node's own files in `/run/mpsd`.
     pub fn is_as_before(&mut self) {
         let of_node = [
             "/run/mpsd ",
@@ -444,7 +436,7 @@ impl Cluster {
         self.output(job, 0).1
     }
 
-    /// `$prologalarm` of a node's mom, in seconds.
+    /// In seconds.
     pub(super) fn prolog_alarm(&mut self, at: usize) -> Option<u64> {
         let config = self.nodes[at].read(&format!("{}/mom_priv/config", self.product.home()))?;
         let mut lines = config.lines();

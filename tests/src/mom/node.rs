@@ -16,8 +16,7 @@ pub struct MomNode {
 }
 
 impl MomNode {
-    /// Makes a node in a new directory of `place`. `place/server`, if it exists, is the node's
-    /// `/var/srv/pbs`.
+    /// `place/server`, if it exists, is the node's `/var/srv/pbs`.
     pub fn new(place: &Path, name: &str) -> Self {
         let dir = place.join(name);
         std::fs::create_dir(&dir).expect("a directory for the node");
@@ -40,12 +39,11 @@ impl MomNode {
         self.order(Order::Run(Box::new(run)))
     }
 
-    /// Starts a process and leaves it running; `Err` if the mom would not start it.
+    /// `Err` if the mom would not start it.
     pub fn start(&mut self, run: Run) -> Result<i32, Ended> {
         self.order(Order::Start(Box::new(run)))
     }
 
-    /// Waits at most `limit_ms` for a process that [`MomNode::start`] started.
     pub fn wait(&mut self, pid: i32, limit_ms: u64) -> Ended {
         self.order(Order::Wait { pid, limit_ms })
     }

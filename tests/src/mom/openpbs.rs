@@ -20,10 +20,9 @@ pub struct Hooked {
     pub env: BTreeMap<String, String>,
     pub log: Vec<(i32, String)>,
     pub run_count: Option<u32>,
-    /// `job.Execution_Time`, if the hook set it. Seconds since 1970.
+    /// Seconds since 1970.
     pub execution_time: Option<u64>,
-    /// `job.rerun()` was called: the server puts the job back, although a rejected execjob_launch
-    /// would end it.
+    /// The server puts the job back, although a rejected execjob_launch would end it.
     pub rerun: bool,
     pub account: Option<String>,
     pub resources: BTreeMap<String, Option<String>>,
@@ -38,7 +37,6 @@ impl Hooked {
 }
 
 impl Cluster {
-    /// Until the first process of the job: begin on every node.
     pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
@@ -63,8 +61,7 @@ impl Cluster {
         Verdict::Runs
     }
 
-    /// How often the server has run the job without success. After 20 it holds the job
-    /// (docs/facts/pbs.md#tries-of-a-job).
+    /// Without success. After 20 the server holds it (docs/facts/pbs.md#tries-of-a-job).
     pub fn tries(&self, job: &Job) -> u32 {
         self.served(&format!("tries-{}", job.id))
             .trim()
@@ -76,8 +73,7 @@ impl Cluster {
         self.serve(&format!("tries-{}", job.id), &number.to_string());
     }
 
-    /// A node's begin, and the server's count of it. The mom sends its own number of tries with a
-    /// rejection, and the server takes it (recorded).
+    /// The mom sends its own number of tries with a rejection, and the server takes it (recorded).
     pub fn openpbs_tried(&mut self, job: &Job, at: usize) -> Hooked {
         let tries = self.tries(job) + u32::from(at == 0);
         self.set_tries(job, tries);
@@ -88,8 +84,7 @@ impl Cluster {
         hooked
     }
 
-    /// After the last process: end on every node. pbs_cgroups has a lower order and has deleted its
-    /// file by then.
+    /// pbs_cgroups has a lower order and has deleted its file by then.
     pub fn openpbs_end(&mut self, job: &Job) {
         for at in 0..job.gpus.len() {
             self.nodes[at].sh(&format!("rm -f {HOME}/aux/{}.env", job.id));
@@ -306,8 +301,7 @@ impl Cluster {
         hooked
     }
 
-    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in
-    /// its execjob_begin.
+    /// The mom's job file, and what pbs_cgroups leaves in its execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
         let mut file = format!(
             "---------\njobid:\t{}\nstate:\t\t0x4\nsubstate:\t0x2a (42)\n    queue = {}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
@@ -337,8 +331,7 @@ impl Cluster {
         }
     }
 
-    /// A job's file on the first node, with another substate. The mom writes it when a job's
-    /// processes have ended.
+    /// The mom writes another substate when a job's processes have ended.
     pub fn openpbs_reaches(&mut self, job: &Job, substate: u32) {
         let path = format!("{HOME}/mom_priv/jobs/{}.JB", job.id);
         let file = self.nodes[0].read(&path).expect("a job's file");

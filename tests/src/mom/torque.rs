@@ -17,8 +17,7 @@ pub fn hang_up(node: &mut MomNode) {
 }
 
 impl Cluster {
-    /// From the start of the job to its first process. After a failure the mother superior has
-    /// already run its epilogue, and no sister has (recorded).
+    /// After a failure the mother superior has run its epilogue, and no sister has (recorded).
     pub fn torque_begin(&mut self, job: &Job) -> Verdict {
         match self.torque_join(job) {
             Verdict::Runs => self.torque_start(job),
@@ -50,8 +49,7 @@ impl Cluster {
         }
     }
 
-    /// The job does not begin: its sisters forget it, and the mother superior runs its epilogue
-    /// (recorded).
+    /// Its sisters forget it, and the mother superior runs its epilogue (recorded).
     fn torque_bail(&mut self, job: &Job, verdict: Verdict, code: i32) -> Verdict {
         (1..job.gpus.len()).for_each(|sister| self.mom_has(job, sister, false));
         self.torque_script(job, 0, "epilogue", Some(code));
@@ -70,8 +68,7 @@ impl Cluster {
         self.serve(&file, &self.served(&file).replace(from, to));
     }
 
-    /// The mom's file of a job: the mother superior's from before the prologue, a sister's from
-    /// after its own (recorded).
+    /// The mother superior's from before the prologue, a sister's from after its own (recorded).
     fn mom_has(&mut self, job: &Job, at: usize, has: bool) {
         let name = job.id.replace('[', "-").replace(']', "");
         let file = format!("{HOME}/mom_priv/jobs/{name}.JB");
@@ -82,8 +79,7 @@ impl Cluster {
         }
     }
 
-    /// What a failed prologue.parallel or epilogue.parallel does to its node, until its message is
-    /// cleared by hand (recorded).
+    /// By a failed prologue.parallel or epilogue.parallel, until it is cleared (recorded).
     fn take_down(&self, at: usize) {
         let name = &self.nodes[at].name;
         let (state, note) = self.state(name);
@@ -102,8 +98,7 @@ impl Cluster {
         self.mom_has(job, 0, false);
     }
 
-    /// The job's main shell: a login shell that reads the script on standard input. A
-    /// `$job_starter` gets a plain shell.
+    /// A login shell that reads the script; a `$job_starter` gets a plain shell.
     pub fn torque_shell(&mut self, job: &Job, script: &str) -> Run {
         let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         self.nodes[0].write(&file, script, 0o644);
@@ -119,8 +114,7 @@ impl Cluster {
         }
     }
 
-    /// A task that TM starts on a node, without a shell or a profile. It gets `passed` from the
-    /// process that asked TM, as an MPI launcher passes its own variables.
+    /// Without a shell or a profile, with `passed` of the process that asked TM.
     pub fn torque_task(
         &mut self,
         job: &Job,
@@ -145,8 +139,6 @@ impl Cluster {
         starters.next().map(|(_, path)| path.trim().to_owned())
     }
 
-    /// Writes what exists when the prologue starts: the mother superior's files, and the job at the
-    /// server.
     pub fn torque_files(&mut self, job: &Job) {
         let parts: Vec<(String, &Vec<u32>)> = (self.nodes.iter().map(|node| node.name.clone()))
             .zip(&job.gpus)
@@ -178,8 +170,7 @@ impl Cluster {
         self.serve(&format!("jobs/{}", job.id), &status);
     }
 
-    /// Runs one of the scripts on a node exactly as its mom does; an epilogue gets the job's exit
-    /// code.
+    /// Exactly as its mom does; an epilogue gets the job's exit code.
     pub fn torque_script(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Ended {
         let run = self.torque_run(job, at, name, code);
         self.nodes[at].run(run)

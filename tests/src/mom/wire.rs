@@ -10,9 +10,7 @@ pub fn variables(rows: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Start a process, and wait for its end.
     Run(Box<Run>),
-    /// Start a process.
     Start(Box<Run>),
     Wait {
         pid: i32,
@@ -36,8 +34,7 @@ pub enum Order {
         text: String,
         mode: u32,
     },
-    /// Every file of the node that differs from the node's beginning, with its size class; and
-    /// every process.
+    /// Files that differ from the node's beginning, with their size class, and every process.
     Snapshot,
 }
 
@@ -59,11 +56,9 @@ pub struct Run {
     pub leaked: Vec<i32>,
     pub session: bool,
     pub in_mom: bool,
-    /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A
-    /// missing script is success.
+    /// As pbs_mom demands: root's, regular, u+rx, not writable by others. A missing one is success.
     pub checked: bool,
     pub limit_ms: u64,
-    /// Which processes are killed at the limit.
     pub at_limit: Victims,
     /// Send SIGKILL to the process group after its end, also after success (OpenPBS).
     pub kill_group_after: bool,
@@ -77,7 +72,6 @@ pub enum Stream {
     Terminal,
 }
 
-/// Which processes are killed at a time limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Victims {
     #[default]

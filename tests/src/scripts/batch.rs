@@ -13,7 +13,6 @@ use crate::slurm::{Bed, User};
 
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// Where a script runs, and as whose job.
 #[derive(Debug)]
 pub struct Place<'a> {
     pub bed: &'a Bed,
@@ -68,7 +67,6 @@ impl<'a> Place<'a> {
 }
 
 impl Submitted<'_> {
-    /// Waits `longest` for the end of the job, or of all elements of an array.
     pub fn outcome(&self, longest: Duration) -> Result<Outcome> {
         let (bed, gpus) = (self.place.bed, self.place.gpus.clone());
         let id = self.ran.stdout.trim();

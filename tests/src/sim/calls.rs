@@ -173,8 +173,7 @@ impl Daemons for Sim {
         Ok(all.map(|(pid, _)| reference(*pid)).collect())
     }
 
-    /// The sim has one process: it does what the second one would do, and can die at every
-    /// point.
+    /// One process does what the second one would do, and can die at every point.
     fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;

@@ -124,8 +124,7 @@ impl Files for Sim {
         &self.settings
     }
 
-    /// Does not wait for another worker's lock: that worker continues only after this one has
-    /// ended.
+    /// Another worker continues only after this one has ended, so nobody waits for its lock.
     fn lock(&mut self, path: &Path, _: Deadline) -> Result<LockGuard, FileError> {
         self.file_call(path)?;
         let new = self.locks.borrow_mut().insert(path.to_owned());

@@ -27,7 +27,6 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The node, as its workers hold it.
 pub type SharedWorld = Rc<RefCell<World>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +54,6 @@ pub struct Sim {
     locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It continues alone after its program has ended.
     alone: bool,
-    /// The control program that it has checked.
     checked: Option<PathBuf>,
     /// Its last call asked whether the job has ended.
     asked: Cell<bool>,
@@ -108,7 +106,6 @@ impl Sim {
         job::end(self, &scenario.id(), &scenario.ending(&settings)).findings
     }
 
-    /// At the point of [`Trouble::MeetsAt`] `other` does all its work.
     pub fn meeting(mut self, other: impl FnOnce(&SharedWorld) + 'static) -> Self {
         self.other = Some(Other(Box::new(other)));
         self
@@ -159,7 +156,7 @@ impl Sim {
         }
     }
 
-    /// Counts a call. Returns whether it fails, and whether by evidence.
+    /// Whether it fails, and whether by evidence.
     fn trouble_of_call(&mut self) -> Option<bool> {
         let now = self.calls;
         self.calls += 1;

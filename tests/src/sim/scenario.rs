@@ -30,7 +30,6 @@ const PART: Part = Part {
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: &'static str,
-    /// The job's number.
     pub number: u32,
     pub account: &'static str,
     pub config: &'static str,
@@ -66,9 +65,8 @@ pub fn h200(index: u32) -> Gpu {
     }
 }
 
-/// MIG device `number` of a GPU with three: 1, 2 and 4 of 7 slices, and as many eighths of its
-/// memory (profiles 1g.18gb, 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG
-/// profiles").
+/// 1, 2 and 4 of 7 slices, and as many eighths of the memory (profiles 1g.18gb, 2g.35gb and 4g.71gb
+/// of an H200; NVIDIA's guide, "Supported MIG profiles").
 pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
     let (slices, eighths) = (1 << number, 1 << number);
     let uuid = format!("MIG-{:08x}-{number:04x}-5000-8000-000000000000", gpu.index);
@@ -222,7 +220,6 @@ impl Scenario {
         Rc::new(RefCell::new(self.world()))
     }
 
-    /// The node before the job.
     pub fn world(&self) -> World {
         let mut world = World::new(self.inventory.clone());
         if let Some(gpu) = self.exclusive {
@@ -235,7 +232,6 @@ impl Scenario {
         world
     }
 
-    /// The ledger before the job.
     pub fn ledger(&self) -> Option<String> {
         let otherwise = self.remembered?;
         let mut known = self.inventory.clone();

@@ -54,7 +54,6 @@ pub struct World {
     pub undelivered: Option<String>,
     pub deaf: bool,
     pub drains: Vec<String>,
-    /// What the node shows its administrator.
     pub remarks: Vec<String>,
     pub requeued: Vec<JobId>,
     pub no_room: bool,
@@ -68,7 +67,6 @@ pub struct World {
     pub drained: usize,
     pub log: Vec<String>,
     pub held: BTreeSet<PathBuf>,
-    /// The pid of the next process.
     pub spawned: i32,
 }
 
@@ -156,8 +154,7 @@ impl World {
         self.processes.values().any(|p| p.job == *job && is(p))
     }
 
-    /// What a living `mpsd` does by itself: it starts what its job still lacks. It ends if its
-    /// directories are gone.
+    /// A living `mpsd` starts what its job still lacks, and ends if its directories are gone.
     pub fn settle(&mut self) {
         let supervisors: Vec<(i32, Living)> = self
             .processes
@@ -234,7 +231,7 @@ impl Worlds {
     }
 }
 
-/// A unique reference to a process: pids are never reused here.
+/// Pids are never reused here.
 pub fn reference(pid: i32) -> ProcessRef {
     ProcessRef {
         pid,

@@ -25,8 +25,7 @@ use crate::child::Ran;
 /// `/tmp` (a job may have its own) and not `/run` (often mounted `noexec,nodev`).
 const BASE: &str = "/var/lib";
 
-/// The parent of the nodes' run directories: a memory file system on most machines, as in
-/// production.
+/// A memory file system on most machines, as in production.
 const RUN_BASE: &str = "/run";
 
 const STACK: &str = "PlugStackConfig";
@@ -50,8 +49,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes the directory, the devices and the key, and starts the warden. No daemon runs yet, so
-    /// the caller can put the plugin, the programs and their configuration below [`Bed::dir`].
+    /// No daemon runs yet, so the caller can put files below [`Bed::dir`].
     pub fn create(options: Options) -> Result<Bed> {
         if !nix::unistd::geteuid().is_root() {
             bail!("a throw-away Slurm needs root: its nodes start jobs for other users");
@@ -101,13 +99,11 @@ impl Bed {
         &self.dir
     }
 
-    /// A directory for the nodes' run directories, root-owned, passable for everybody.
     pub fn run_dir(&self) -> &Path {
         &self.run
     }
 
-    /// The nodes' run directory as they know it. If each has its own places it is one path for all,
-    /// as on a real cluster; else `%n`.
+    /// One path for all nodes with their own places, as on a real cluster; else `%n`.
     pub fn run_dir_of_nodes(&self) -> PathBuf {
         let name = if self.options.minors.is_empty() {
             "%n"
@@ -117,8 +113,8 @@ impl Bed {
         self.run.join(name)
     }
 
-    /// A cgroup with one below it for each node, if this machine lets us make any. Otherwise nodes
-    /// of one host would share the cgroup of a job that runs on both.
+    /// Otherwise nodes of one host would share the cgroup of a job on both. `None`: none can be
+    /// made.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
@@ -131,12 +127,12 @@ impl Bed {
         self.options.each_node().collect()
     }
 
-    /// The two ordinary users who submit here. No other bed of this process has them meanwhile.
+    /// No other bed of this process has them meanwhile.
     pub fn users(&self) -> [User; 2] {
         self.users.0.clone()
     }
 
-    /// The user's own directory: jobs start here, and `sbatch` leaves its output here.
+    /// Jobs start here, and `sbatch` leaves its output here.
     pub fn home(&self, user: &User) -> PathBuf {
         if user.uid == 0 {
             self.dir.clone()
@@ -145,8 +141,7 @@ impl Bed {
         }
     }
 
-    /// Writes the configuration and starts munged, the controller and the nodes; returns when all
-    /// nodes are idle.
+    /// Returns when all nodes are idle.
     pub fn start(&self) -> Result<()> {
         let ports = free_ports(self.options.nodes + 1)?;
         *lock(&self.port) = ports.first().copied();
@@ -199,7 +194,6 @@ impl Bed {
         Ok(())
     }
 
-    /// Remembers the present state, with which [`Bed::left_behind`] compares.
     pub fn mark(&self) {
         *lock(&self.baseline) = Some(self.snapshot());
     }
@@ -261,8 +255,7 @@ impl Bed {
         self.start_daemon(node, argv, env)
     }
 
-    /// Runs a command of root's among the mounts of a node's `slurmd`, without a variable that
-    /// names a configuration.
+    /// As root among the mounts of its `slurmd`, without a variable that names a configuration.
     pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
         let pid = self.daemon(node).context("no slurmd")?;
         let before = format!("env --unset=SLURM_CONF nsenter --mount --root --target {pid}");
@@ -317,9 +310,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Without a configuration a slurmd authenticates through munge's usual socket, and leaves a
-    /// link to the received file in `/run/slurm`. Each node gets its own of both; this makes the
-    /// directories over which they are mounted.
+    /// A slurmd without a configuration uses munge's usual socket, and leaves a link in
+    /// `/run/slurm`. Each node gets its own of both, mounted over these directories.
     fn make_mount_points(&self) -> Result<()> {
         for path in USUAL_PLACES.map(PathBuf::from) {
             if !path.exists() {
@@ -334,8 +326,7 @@ impl Bed {
         )?)
     }
 
-    /// The words before a node's slurmd that give it, its steps and its prologs the node's own
-    /// `/dev` and users.
+    /// The words before its slurmd that give it its own `/dev` and users.
     fn with_own_mounts(&self, node: &str) -> Result<Vec<String>> {
         let mut mounts = Vec::new();
         if self.options.login_shells {
@@ -358,8 +349,7 @@ impl Bed {
         Ok(words.map(str::to_owned).collect())
     }
 
-    /// The machine's accounts. The users who submit have a shell, and a profile with the path to
-    /// this Slurm.
+    /// The submitting users have a shell, and a profile with the path to this Slurm.
     fn passwd(&self) -> Result<PathBuf> {
         let mut all = fs::read_to_string("/etc/passwd")?;
         for user in &self.users.0 {
@@ -402,7 +392,7 @@ impl Bed {
         ))
     }
 
-    /// Ends it now. Returns what had to be forced.
+    /// Returns what had to be forced.
     pub fn end(&self) -> Result<Vec<String>> {
         self.warden.end()
     }

@@ -13,8 +13,7 @@ pub fn is_chosen(words: &[String], name: &str) -> bool {
     words.is_empty() || words.iter().any(fits)
 }
 
-/// The same of a cell of a group. What failed of a bed itself, chosen by its whole name, takes all
-/// its cells.
+/// By its whole name, what failed of a bed itself takes all its cells.
 pub fn is_chosen_in(words: &[String], group: &str, cell: &str) -> bool {
     let of_bed = format!("{group}::the_bed_");
     words.iter().any(|word| word.starts_with(&of_bed))

@@ -26,14 +26,12 @@ impl Bed {
         self.dir.join("etc/slurm.conf").display().to_string()
     }
 
-    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that
-    /// must not load it (as `SLURM_CONF`).
+    /// Without the plugin: for `plain_nodes`, and for commands that must not load it.
     pub fn plain_conf(&self) -> String {
         self.dir.join("etc/slurm-plain.conf").display().to_string()
     }
 
-    /// The user's `SLURM_CONF`. On a cluster without files it is the copy that the first node got
-    /// from the controller.
+    /// On a cluster without files, the copy that the first node got from the controller.
     fn client_conf(&self) -> String {
         let copy = format!("spool/{}/conf-cache/slurm.conf", self.options.node(1));
         let copy = self.dir.join(copy);
@@ -77,7 +75,7 @@ impl Bed {
         Client::start(&self.warden, user, &argv, &env, &self.home(user))
     }
 
-    /// How long a command takes from fork to exit. An error if it fails.
+    /// From fork to exit. An error if it fails.
     pub fn time(
         &self,
         user: &User,
@@ -97,8 +95,7 @@ impl Bed {
             .wait(limit)
     }
 
-    /// Submits a batch script and returns the job's id. The output is in `job-ID.out` in the user's
-    /// directory.
+    /// Returns the job's id. The output is in `job-ID.out` in the user's directory.
     pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
         let file = tempfile::NamedTempFile::new_in(self.home(user))?;
         let shell = if script.starts_with("#!") {
@@ -124,7 +121,7 @@ impl Bed {
         self.spawn(&User::root(), argv)?.wait(COMMAND)
     }
 
-    /// The same, split at blanks. It must succeed; returns its output.
+    /// Split at blanks. It must succeed.
     pub fn said(&self, command: &str) -> Result<String> {
         let words: Vec<&str> = command.split_whitespace().collect();
         Ok(self.root(&words)?.success()?.stdout)
@@ -171,8 +168,7 @@ impl Client {
         alive(self.0.pid())
     }
 
-    /// Waits for its end, at most `limit` after its start. A command that takes longer is killed;
-    /// that is an error.
+    /// At most `limit` after its start, when it is killed; that is an error.
     pub fn wait(self, limit: Duration) -> Result<Ran> {
         self.0.finish(limit)
     }

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::options::Options;
 
-/// The word before a plugin's path in `plugstack.conf`: what Slurm does about the plugin's
-/// failures.
+/// What Slurm does about failures of a plugin in `plugstack.conf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Slurm ignores every return value of the plugin.
@@ -42,7 +41,7 @@ pub struct Device {
     pub minor: u32,
 }
 
-/// The devices of node `index` (from 1) in the order of the bus.
+/// Of node `index` (from 1), in the order of the bus.
 pub fn devices(dir: &Path, options: &Options, index: usize) -> Vec<Device> {
     let Gpus::Simulated(count) = options.gpus else {
         return Vec::new();
@@ -66,7 +65,7 @@ pub fn private_dev(dir: &Path, node: &str) -> PathBuf {
     dir.join("dev").join(node)
 }
 
-/// `slurm.conf` for `host` with the controller's port first in `ports`, then one port a node.
+/// The controller's port is first in `ports`, then one a node.
 pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> String {
     let at = dir.display();
     let mut text = format!(

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 
-/// A directory that everybody may pass.
+/// Everybody may pass.
 pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
     let dir = tempfile::Builder::new()
         .prefix(prefix)
@@ -23,8 +23,7 @@ pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1,
-/// without existing ones.
+/// Those that the slurmds will make and leave, in each hierarchy of cgroup v1.
 pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup")
         .into_iter()
@@ -42,8 +41,7 @@ pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A cgroup named like `run`, with one below it for each node, in the hierarchy without
-/// controllers. `None` if the machine has none or does not let us.
+/// One for each node, in the hierarchy without controllers. `None` if there is none for us.
 pub(super) fn fresh_cgroup(run: &Path, nodes: &[String]) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let of_kind = |kind: &str| {
@@ -70,8 +68,7 @@ pub fn program_beside(name: &str) -> Result<PathBuf> {
 
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on uses Slurm's programs in `PREFIX/sbin` and `PREFIX/bin`; munged stays the machine's.
-/// Only the first call counts.
+/// Slurm's programs in `PREFIX/sbin` and `PREFIX/bin`, not munged. Only the first call counts.
 pub fn use_slurm_of(prefix: &Path) {
     let _ = PREFIX.set(prefix.to_owned());
 }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use crate::double::look::{descendants, walk};
 
-/// Everything that a job could leave on the node, by name, to be compared with another look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 

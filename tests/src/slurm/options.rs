@@ -110,7 +110,6 @@ impl Options {
         format!("{}{index}", self.node_name)
     }
 
-    /// Loads the plugin, with its programs in this directory.
     pub fn load(&mut self, plugin: &Path, config: &Path, programs: &Path) {
         self.plugin = Some(plugin.to_owned());
         let word = |name: &str, path: &Path| format!("{name}={}", path.display());
@@ -121,7 +120,6 @@ impl Options {
         ];
     }
 
-    /// With processes and tasks in cgroups, and these lines in cgroup.conf.
     pub fn with_cgroups(mut self, lines: &[&str]) -> Options {
         let plugins = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
         self.slurm_lines.extend(owned(&plugins));

@@ -23,8 +23,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and enters the plugin
-    /// into the bed's line with the matching arguments. Makes the directories `run/NODE` and
+    /// `config` is its `mpsd.toml`. The plugin gets the bed's line, and the nodes `run/NODE` and
     /// `state/NODE` of [`Product::settings`].
     pub fn install(bed: &mut Bed, config: &str) -> Result<Product> {
         let dir = bed.dir().to_owned();
@@ -51,7 +50,7 @@ impl Product {
         Ok(product)
     }
 
-    /// The lines of `mpsd.toml` that keep the bed's nodes apart: `%n` is the node's name.
+    /// They keep the bed's nodes apart: `%n` is the node's name.
     pub fn settings(bed: &Bed, control: &Path, nvml: &Path) -> String {
         let cgroup = bed
             .cgroup()

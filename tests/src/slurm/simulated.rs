@@ -55,7 +55,7 @@ pub struct RecordGpu {
 }
 
 impl Record {
-    /// All records among the lines of `text`; skips other lines.
+    /// Skips lines that are no record.
     pub fn all(text: &str) -> Result<Vec<Record>> {
         let lines = text.lines().filter(|line| line.starts_with('{'));
         lines
@@ -65,8 +65,7 @@ impl Record {
 }
 
 impl Simulated {
-    /// Makes the doubles and the product in `bed`, which has not started yet. `shape` changes a
-    /// node's double, `extra` is added to `mpsd.toml`.
+    /// `shape` changes a node's double, `extra` is added to `mpsd.toml`.
     pub fn install(
         bed: &mut Bed,
         extra: &str,
@@ -120,7 +119,7 @@ impl Simulated {
             .with_context(|| format!("there is no node '{name}'"))
     }
 
-    /// Changes every node's description (faults, times) until the guard is dropped.
+    /// Until the guard is dropped.
     pub fn change(&self, change: impl Fn(&mut Description)) -> Result<Changed> {
         let mut changed = Changed(Vec::new());
         for node in &self.nodes {
@@ -134,8 +133,7 @@ impl Simulated {
         Ok(changed)
     }
 
-    /// Checks that every GPU of every node is as before any job: mode `default`, no context, no
-    /// daemon.
+    /// Mode `default`, no context, no daemon.
     pub fn check_idle(&self) -> Result<()> {
         for node in &self.nodes {
             let (modes, contexts, daemons) = (node.modes(), node.contexts(), node.daemons());
@@ -171,7 +169,6 @@ fn replace(file: &Path, text: &str) -> Result<()> {
     Ok(std::fs::rename(new, file)?)
 }
 
-/// File name of the program, beside the other programs of the build.
 pub const WITNESS: &str = "slurm-witness";
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -33,7 +33,7 @@ impl Bed {
         })
     }
 
-    /// The items of `scontrol show job`; `None` after the controller has forgotten the job.
+    /// `None` after the controller has forgotten the job.
     pub fn job(&self, id: u32) -> Result<Option<BTreeMap<String, String>>> {
         let shown = self.root(&["scontrol", "-o", "show", "job", &id.to_string()])?;
         if shown.code != Some(0) {
@@ -115,9 +115,8 @@ impl Bed {
         Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
 
-    /// What is on the machine and was not when the bed started; empty if every job left nothing.
-    /// Directories of a node, not of a job, do not count: `run/NODE`, its `jobs`, `shared`, and
-    /// `gpus` with a lock for each GPU, the users' reports, and the ledger.
+    /// Without the directories of a node: `run/NODE`, its `jobs`, `shared`, and `gpus` with a lock
+    /// for each GPU, the users' reports, and the ledger.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
@@ -146,8 +145,7 @@ impl Bed {
         left
     }
 
-    /// Waits until nothing is left: slurmstepd and the epilogue end a moment after the node is
-    /// idle.
+    /// slurmstepd and the epilogue end a moment after the node is idle.
     pub fn wait_clean(&self, limit: Duration) -> Result<()> {
         let mut left = Vec::new();
         self.wait_until("nothing left behind", limit, || {
@@ -157,7 +155,7 @@ impl Bed {
         .with_context(|| format!("left behind:\n  {}", left.join("\n  ")))
     }
 
-    /// The processes below the warden that are not its daemons: steps, tasks, and what these left.
+    /// Steps, tasks, and what these left.
     pub fn job_processes(&self) -> Vec<Process> {
         let known: BTreeSet<u32> = lock(&self.daemons).values().copied().collect();
         let mut found = descendants(self.warden.pid());

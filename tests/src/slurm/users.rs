@@ -14,7 +14,7 @@ const ACCOUNTS: [&str; 12] = [
 
 static TAKEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// An existing account of the machine that submits jobs. The tests create none.
+/// The tests create none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub name: String,
@@ -45,8 +45,7 @@ impl User {
     }
 }
 
-/// The two users of one bed. No other bed of this process has them meanwhile, because the owner
-/// tells which job left something in `/dev/shm`.
+/// No other bed has them meanwhile: the owner tells which job left something in `/dev/shm`.
 #[derive(Debug)]
 pub(super) struct Pair(pub [User; 2]);
 

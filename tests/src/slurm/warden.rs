@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::bed::lock;
 use crate::orders::Helper;
 
-/// File name of the supervisor's program, beside the other programs of the build.
 pub const WARDEN: &str = "slurm-warden";
 
 /// Longest time for a whole teardown, with daemons that ignore SIGTERM.
@@ -22,7 +21,7 @@ const TEARDOWN: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Start a daemon: program, arguments, whole environment, file for its output. Answer: its pid.
+    /// Answer: its pid.
     Start {
         argv: Vec<String>,
         env: BTreeMap<String, String>,
@@ -35,8 +34,7 @@ pub enum Request {
     /// A process of the test itself (an `srun`) to end at the end if it still runs.
     Client {
         pid: u32,
-        /// Its start time in clock ticks, as in `/proc/PID/stat`, so that a later process with this
-        /// pid is left alone.
+        /// In clock ticks, so that a later process with this pid is left alone.
         start: u64,
     },
 }
@@ -48,8 +46,7 @@ pub struct Warden {
 }
 
 impl Warden {
-    /// Starts the supervisor in its own process group, so that Ctrl-C at the terminal does not
-    /// reach it.
+    /// In its own process group, so that Ctrl-C at the terminal does not reach it.
     pub fn start(program: &Path) -> Result<Warden> {
         let helper = Helper::start(Command::new(program).process_group(0))?;
         Ok(Warden {
@@ -70,8 +67,7 @@ impl Warden {
         lock(&self.helper).ask(request)
     }
 
-    /// Closes the pipe, waits for the teardown and returns what it had to kill or could not remove.
-    /// Later calls return nothing.
+    /// Returns what it had to kill or could not remove; later calls nothing.
     pub fn end(&self) -> Result<Vec<String>> {
         Ok(lock(&self.helper).end(TEARDOWN)?.unwrap_or_default())
     }

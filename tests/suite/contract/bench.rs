@@ -37,7 +37,7 @@ pub struct Bench {
     pub client: Vec<String>,
 }
 
-/// A daemon in the foreground, with its directories. When dropped, it is killed with its server.
+/// When dropped, it is killed with its server.
 #[derive(Debug)]
 pub struct Daemon {
     pub bench: Arc<Bench>,
@@ -53,8 +53,7 @@ pub fn nvidia() -> bool {
     }
 }
 
-/// Asserts how fast NVIDIA's program is. The double's time depends on the machine, and is not
-/// checked.
+/// The double's time depends on the machine, and is not checked.
 #[track_caller]
 pub fn assert_within(took: Duration, limit: Duration) {
     assert!(took < if nvidia() { limit } else { PATIENCE }, "{took:?}");
@@ -65,7 +64,6 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "contract: {text}");
 }
 
-/// Says what this test needs, and that it was not tried.
 pub fn not_verified(needs: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     say(&format!("not verified here, needs {needs}: {test}"));
@@ -90,7 +88,7 @@ impl Bench {
         }
     }
 
-    /// The subject with two GPUs; none if the machine has fewer.
+    /// None if the machine has fewer.
     pub fn with_two_gpus() -> Option<Arc<Bench>> {
         let bench = Bench::with(|b| b.gpus(2, "NVIDIA H200"));
         if bench.gpus.len() < 2 {
@@ -264,7 +262,7 @@ impl Daemon {
         self.begin(lines).finish(HANGS).hung
     }
 
-    /// A session of the daemon's user with these lines; does not wait for its end.
+    /// Does not wait for its end.
     pub fn begin(&self, lines: &str) -> Running {
         let command = command(&self.bench.control, USER, &self.env());
         spawn(command, &format!("{lines}\n"))

@@ -115,7 +115,6 @@ impl Client {
         Outcome::of(self.spawn().finish(limit))
     }
 
-    /// Starts it and waits for its first record, which must not be an error.
     pub fn hold(&self) -> Holding {
         let started = self.start();
         started.unwrap_or_else(|out| panic!("the client did not come up: {out}"))
@@ -148,7 +147,7 @@ impl Outcome {
         Outcome { ended, records }
     }
 
-    /// Its record; it must have started.
+    /// It must have started.
     pub fn record(&self) -> &Value {
         let record = self.records.first().unwrap_or(&Value::Null);
         let is_up = record["gpus"].is_array();
@@ -192,7 +191,6 @@ pub fn unlimited(record: &Value) -> bool {
     of_first_gpu(record, "allocatable_mib") == 16_384
 }
 
-/// A program that drops from root to [`USER`].
 pub fn drop_to_user() -> Vec<&'static str> {
     let setpriv = "/usr/bin/setpriv";
     assert!(Path::new(setpriv).exists(), "no setpriv of util-linux");

@@ -16,14 +16,12 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const HIDES: &str =
     "mount --make-rslave /; for file in $HIDDEN; do mount --bind $CLOSED $file; done; exec \"$@\"";
 
-/// The subject, the device files of its GPUs, and a directory of our own.
 struct Node {
     bench: Arc<Bench>,
     files: Vec<PathBuf>,
     room: TempDir,
 }
 
-/// The device file of a GPU by the driver's own list.
 fn device(uuid: &str) -> PathBuf {
     let all = fs::read_dir("/proc/driver/nvidia/gpus")
         .expect("the driver's list")
@@ -72,8 +70,7 @@ impl Node {
         self.bench.gpus[gpu].uuid.clone()
     }
 
-    /// The words by which root starts a program of the user's that can open no device file but
-    /// those of `seen`.
+    /// Root starts a program of the user's that opens no device file but those of `seen`.
     fn hiding(&self, seen: &[usize], env: &[String]) -> Vec<String> {
         let closed = self.room.path().join("closed");
         fs::write(&closed, "").expect("it is ours");

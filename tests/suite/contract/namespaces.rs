@@ -131,8 +131,7 @@ fn a_pipe_directory_that_cannot_be_seen_means_the_whole_gpu_without_a_word() {
     assert_eq!(of_first_gpu(&record, "sms"), u64::from(bench.gpus[0].sms));
 }
 
-/// `mpsd` starts a daemon this way. Its clients are in their user's own group
-/// (docs/facts/mps-control.md#clients).
+/// As `mpsd` starts one. Clients are in their user's own group (docs/facts/mps-control.md#clients).
 #[test]
 fn a_daemon_in_a_group_of_its_own_serves_its_user_who_cannot_debug_it() {
     let bench = Bench::new();

@@ -39,8 +39,7 @@ pub struct Running {
     begin: Instant,
 }
 
-/// A command that runs as this user, with nothing of the environment but `env` and a PATH for
-/// util-linux.
+/// With nothing of the environment but `env` and a PATH for util-linux.
 pub fn command(program: impl AsRef<OsStr>, uid: u32, env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program);
     command.env_clear().current_dir("/").process_group(0);

@@ -93,7 +93,6 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
     }
 }
 
-/// Starts it with `-d`, and gives its pid.
 fn background(daemon: &Daemon) -> u32 {
     let started = daemon.bench.control(USER, &["-d"], &daemon.env(), "");
     assert_eq!(
@@ -106,7 +105,6 @@ fn background(daemon: &Daemon) -> u32 {
     pid.parse().unwrap()
 }
 
-/// Ends it, and waits for its end.
 fn quit(daemon: &Daemon, pid: u32) {
     daemon.say("quit").answers("");
     assert!(wait_until(Duration::from_secs(5), || !alive(pid)));

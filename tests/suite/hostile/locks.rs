@@ -12,7 +12,6 @@ use tests::scarcity::{Older, Small, alone};
 
 use super::{ACCOUNT, CONFIG};
 
-/// What an end says of a directory that it cannot remove.
 const CANNOT_CLEAN: &str = "cannot clean the user's directory";
 /// A call that waits for no lock takes less.
 const UNHINDERED: Duration = Duration::from_secs(4);
@@ -24,9 +23,8 @@ fn unbounded(bed: &NodeBed, job: &str) -> Older {
     older
 }
 
-/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says,
-/// with memory that the user's file system withholds. Drop the file system first: until then
-/// nothing ends the process. `None` without FUSE.
+/// Lists or writes `what`, as `how` says, with memory that the user's file system withholds. Drop
+/// that first: until then nothing ends the process. `None` without FUSE.
 fn keep(bed: &NodeBed, how: &str, what: &Path) -> Option<(Hung, Running)> {
     let (at, hung) = bed.hung("fuse", Hung::over_reads)?;
     let mut command = as_user(USER, bed.node.control());

@@ -41,8 +41,7 @@ fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
     running
 }
 
-/// A tree of root's with one file that must not change. Returns the state of that file and its
-/// directory.
+/// A tree of root's, and the state of its file, which must not change.
 fn treasure(bed: &NodeBed) -> (PathBuf, impl Fn() -> String) {
     let dir = bed.directory("treasure");
     fs::write(dir.join("file"), "gold").expect("file");
@@ -166,8 +165,7 @@ fn a_stranger_reaches_no_pipe_and_nobody_but_root_lists_what_root_must_change() 
     bed.assert_ends_clean("85.srv", "a stranger");
 }
 
-/// A process of the user's with its memory map locked: a process that reads its environment hangs
-/// too.
+/// With its memory map locked: a process that reads its environment hangs too.
 fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) -> Running {
     let mut command = as_user(USER, program);
     command

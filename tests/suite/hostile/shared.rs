@@ -6,7 +6,6 @@ use tests::run::{openpbs_args, uid_of};
 const JOBS: [&str; 2] = ["851.srv", "852.srv"];
 const SITE: &str = "deadline_s = 20\nshared_gpus = true\n";
 
-/// Two jobs of the user in one MPS, and its directory.
 fn shared() -> (NodeBed, PathBuf) {
     let bed = NodeBed::new(fast(1), SITE);
     JOBS.into_iter().for_each(begins(&bed));

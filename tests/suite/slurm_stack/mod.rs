@@ -89,13 +89,11 @@ impl Cluster {
         copy
     }
 
-    /// A process under slurmd's name, with this Slurm's configuration. It writes no pid file, as
-    /// with `--systemd`.
+    /// It writes no pid file, as with `--systemd`.
     fn slurmd(&self) -> Running {
         self.start(Command::new(self.slurmd_from("/bin/sleep")))
     }
 
-    /// Runs a copy of sleep under slurmd's name.
     fn start(&self, mut command: Command) -> Running {
         command
             .arg("60")

@@ -13,7 +13,6 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde_json::Value;
 
-/// Longest that any step may take.
 const LIMIT: Duration = Duration::from_secs(60);
 const GPU: &str = "NVIDIA H200";
 

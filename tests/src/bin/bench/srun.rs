@@ -11,7 +11,6 @@ use tests::slurm::{Bed, Options, PLUGIN, Product, program_beside, stamp};
 
 use crate::LIMIT;
 
-/// Rounds before the first that counts, on each side.
 const WARM_UP: usize = 5;
 
 /// What the other side loads: no plugin, or one with a prolog and an epilog that do nothing.
@@ -55,7 +54,6 @@ fn figures(samples: &[f64]) -> Value {
     json!({"median": median(samples), "quartiles": quartiles, "samples": samples})
 }
 
-/// Times with the plugin and without it.
 fn measure(flags: &str, against: &str, pairs: usize, slurm: &mut String) -> Result<[Vec<f64>; 2]> {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for (plain, half) in [("node2", pairs.div_ceil(2)), ("node1", pairs / 2)] {

@@ -109,7 +109,6 @@ pub fn run(rounds: usize) -> Result<Value> {
     Ok(report)
 }
 
-/// Processor time of a child, milliseconds.
 fn spent(command: &mut Command) -> Result<f64> {
     let so_far = || -> Result<f64> {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;

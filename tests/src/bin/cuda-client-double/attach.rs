@@ -79,7 +79,6 @@ pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, 
     Err(CudaError::of(805))
 }
 
-/// Whether this program can open the devices of all its GPUs: a client needs that, like its server.
 fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
     node.cuda()
@@ -167,7 +166,6 @@ impl Running {
         }
     }
 
-    /// A kernel that ends every client's work on its GPU.
     pub fn fault(&self) {
         if let Some(mps) = &self.mps {
             let _ = mps.call(b"FAULT");

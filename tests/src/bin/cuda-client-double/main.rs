@@ -19,28 +19,23 @@ use self::attach::Running;
 #[derive(Debug, Parser)]
 #[command(name = "cuda-client-double")]
 pub struct Options {
-    /// The directory of the node's doubles
     #[arg(long)]
     node: PathBuf,
-    /// Open a context on this visible GPU only
     #[arg(long)]
     gpu: Option<usize>,
     /// MiB to allocate (failing is error 2); '--alloc=CAP' finds out how much can be, and frees it
     #[arg(long)]
     alloc: Option<u64>,
-    /// Keep the context for so many seconds
     #[arg(long, default_value = "0", value_parser = seconds)]
     hold: Duration,
     /// Launch kernels while holding, and notice at once when the server has gone
     #[arg(long)]
     busy: bool,
-    /// Run a kernel that writes to an address that is none, before holding
     #[arg(long)]
     fault: bool,
     /// Compute with others on several GPUs, as ranks of NCCL do
     #[arg(long)]
     paired: bool,
-    /// Append the record to this file as well as writing it to standard output
     #[arg(long)]
     record: Option<PathBuf>,
     /// The record is always JSON
@@ -121,7 +116,6 @@ fn run(node: &Node, options: &Options) -> ExitCode {
     }
 }
 
-/// How much can be allocated up to a cap, in steps of 64 MiB.
 fn find(running: &mut Running, cap: u64) -> u64 {
     let mut mib = 0;
     while mib + 64 <= cap && running.allocate(64 * MIB).is_ok() {

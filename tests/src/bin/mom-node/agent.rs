@@ -14,7 +14,6 @@ use tests::double::look::walk;
 use tests::mom::wire::{Order, Snapshot};
 use tests::orders;
 
-/// Longest wait for a process without a time limit of its own.
 const LONGEST: Duration = Duration::from_secs(120);
 
 pub fn serve(cgroups: &str) -> Result<()> {

@@ -105,7 +105,6 @@ fn leak(launch: &Launch) -> Result<()> {
     Ok(())
 }
 
-/// The three standard descriptors. Ours are no longer needed.
 fn streams(launch: &Launch) -> Result<()> {
     let run = &launch.run;
     dup2_stdin(opened(&run.stdin, launch, false)?)?;

@@ -177,7 +177,6 @@ impl Running {
     }
 }
 
-/// An ended process needs no signal.
 fn sigkill(pid: i32) {
     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }

@@ -22,7 +22,6 @@ use crate::start::Files;
 pub struct Session {
     pub connection: OwnedFd,
     pub uid: u32,
-    /// Its number, never used twice.
     pub id: u64,
 }
 
@@ -126,7 +125,6 @@ impl Daemon {
         }
     }
 
-    /// A new connection: a session, a client, a server, or a program that does not say what it is.
     fn accept(&mut self, privileged: bool) {
         let files = &self.files;
         let listener = if privileged {

@@ -18,7 +18,6 @@ const READS: &str = "MPS_DOUBLE_READS";
 const WRITES: &str = "MPS_DOUBLE_WRITES";
 const LENGTH: usize = 4096;
 
-/// Hangs as these variables say; `None` if the first is not set.
 pub fn as_told() -> Option<ExitCode> {
     let place = std::env::var_os(VARIABLE)?;
     let goal = [READS, LISTS, WRITES]

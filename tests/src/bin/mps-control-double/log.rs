@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::libc;
 
-/// Its own lines, and where a server's lines go.
 #[derive(Debug)]
 pub struct Log {
     own: Option<File>,
@@ -24,7 +23,6 @@ impl Log {
         }
     }
 
-    /// As with `-d`: a file for each in this directory, or nothing if it cannot be written.
     pub fn files(directory: &Path) -> Log {
         let open = |name: &str| {
             let mut options = OpenOptions::new();

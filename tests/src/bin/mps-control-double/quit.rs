@@ -72,7 +72,6 @@ impl Daemon {
         }
     }
 
-    /// Attempts and deadlines that are due.
     pub fn timers(&mut self) {
         let now = Instant::now();
         if self.retry.as_ref().is_some_and(|r| r.at <= now) {
@@ -100,7 +99,6 @@ impl Daemon {
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 
-    /// Called when the server is gone and nothing holds the daemon.
     pub fn finish_quit(&mut self) {
         // Recorded: 1 if any server has failed under this daemon.
         self.ended = Some(u8::from(self.server_failed));

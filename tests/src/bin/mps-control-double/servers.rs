@@ -87,8 +87,7 @@ impl Daemon {
         }
     }
 
-    /// A server reports that it has started. The daemon waits until it is ready, and does nothing
-    /// else meanwhile.
+    /// The daemon waits until it is ready, and does nothing else meanwhile.
     pub fn server_connected(&mut self, connection: OwnedFd, pid: u32) {
         if self.server.as_ref().is_none_or(|s| s.pid != pid) {
             return;
@@ -112,8 +111,7 @@ impl Daemon {
         }
     }
 
-    /// One question to the server. Blocks as long as the server does; `None` if there is no server
-    /// or it is gone.
+    /// Blocks as long as the server does.
     pub fn ask(&self, question: &str) -> Option<String> {
         let connection = self.server.as_ref()?.connection.as_ref()?;
         wire::send(connection, question.as_bytes()).ok()?;

@@ -43,7 +43,6 @@ fn connect() -> Option<OwnedFd> {
     })
 }
 
-/// The answer if the daemon does not listen.
 fn refused() -> ExitCode {
     eprintln!("Cannot send command to MPS control daemon process");
     ExitCode::FAILURE

@@ -31,8 +31,7 @@ impl Settings {
         format!("{:.1}", self.threads)
     }
 
-    /// Sets a memory limit. A value that does not begin with a number removes the limit (recorded),
-    /// without a message.
+    /// A value that does not begin with a number removes the limit (recorded).
     pub fn set_memory(&mut self, device: &str, value: &str) {
         let Some(value) = visible::canonical_memory(value) else {
             self.memory.retain(|(name, _)| name != device);

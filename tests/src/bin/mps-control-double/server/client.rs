@@ -17,7 +17,6 @@ pub struct Client {
     pub id: u32,
     pub command: String,
     pub granted: Vec<Granted>,
-    /// How many of its GPU's connections it holds.
     connections: u32,
     /// It computes with others on several GPUs, and has not ended its contexts itself.
     paired: bool,

@@ -8,16 +8,13 @@ use super::Server;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fatal {
-    /// There was none, or it is over.
     #[default]
     None,
-    /// Its clients have not ended yet.
     Handling,
     ContextLost,
 }
 
 impl Server {
-    /// A kernel of client `at` wrote to an invalid address.
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
@@ -27,8 +24,7 @@ impl Server {
         Reply::Failed(CudaError::of(700))
     }
 
-    /// Before a client attaches: refuses it while the error is handled; afterwards makes a new
-    /// context.
+    /// Until the error is handled; afterwards makes a new context.
     pub(super) fn refuse_in_fault(&mut self, pid: u32) -> Option<Reply> {
         match self.fatal {
             Fatal::None => None,
