@@ -89,6 +89,17 @@ impl Ran {
         Ok(self)
     }
 
+    #[track_caller]
+    pub fn answers(&self, answer: &str) {
+        let told = (self.stdout.as_str(), self.code);
+        assert_eq!(told, (answer, Some(0)), "{self:?}");
+    }
+
+    /// It was killed before its end, or still runs.
+    pub fn hung(&self) -> bool {
+        self.code.is_none() && self.signal.is_none()
+    }
+
     pub fn said(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }

@@ -15,26 +15,27 @@ use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, SharedWorld, Sim, Trouble, World, Worlds, living, paths, silence_kills};
 
 /// More GPUs or daemons would add points, not kinds of them.
-fn scenarios() -> Vec<Scenario> {
-    vec![
-        Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
-        Scenario::new("shared", "MPS=true", 1).shared(),
-        Scenario::new("own on a shared GPU", "MPS=own", 1).shared(),
-        Scenario::new("shared by Slurm's task", "MPS=true", 1)
-            .detached()
-            .shared(),
-        Scenario::new("shared on two GPUs", "MPS=true", 2).shared(),
-        Scenario::new("second job", "MPS=true,MPS_MEM=25%", 1).remembered(|_| {}),
-        Scenario::new("per-gpu", "MPS=per-gpu", 2),
-        Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
-        Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
-        Scenario::new("step", "MPS=true", 1).step(),
-        Scenario::new("recorded", "MPS=true", 1).recorded(),
-        Scenario::new("detached", "MPS=true", 1).detached(),
-        Scenario::new("announced", "MPS=true", 1).announced(),
-        Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
-        Scenario::new("exclusive found", "MPS=true", 1).exclusive(0),
-    ]
+const SCENARIOS: &str = "
+exclusive: 2 MPS=true,MPS_THREADS=25,MPS_MEM=4G
+shared: 1 MPS=true shared
+own on a shared GPU: 1 MPS=own shared
+shared by Slurm's task: 1 MPS=true detached shared
+shared on two GPUs: 2 MPS=true shared
+second job: 1 MPS=true,MPS_MEM=25% remembered
+per-gpu: 2 MPS=per-gpu
+keep: 1 MPS=true config=compute_mode = 'keep'
+no cgroup: 1 MPS=true config=cgroup = 'none'
+step: 1 MPS=true step
+recorded: 1 MPS=true recorded
+detached: 1 MPS=true detached
+announced: 1 MPS=true announced
+MIG: 1 MPS=true,MPS_MEM=4G divided=1:0/0,0/2
+exclusive found: 1 MPS=true found-exclusive
+";
+
+fn scenarios() -> impl Iterator<Item = Scenario> {
+    let rows = SCENARIOS.lines().filter_map(|row| row.split_once(": "));
+    rows.map(|(name, words)| Scenario::new(name, words))
 }
 
 /// If the scheduler allows it, another job uses the first GPU too.
@@ -284,7 +285,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
 #[test]
 fn a_start_that_fails_after_its_job_has_ended_leaves_nothing() {
     silence_kills();
-    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
+    let scenario = Scenario::new("announced", "1 MPS=true announced");
     let mut silent = before(&scenario);
     silent.silent = true;
     let mut tried = 0;
@@ -397,7 +398,7 @@ fn an_epilogue_whose_call_fails_says_so_and_the_next_one_finishes() {
 
 #[test]
 fn a_foreign_context_keeps_the_mode_as_it_is() {
-    let scenario = Scenario::new("foreign", "MPS=true", 1);
+    let scenario = Scenario::new("foreign", "1 MPS=true");
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let world = shared(&before(&scenario));
     world.borrow_mut().foreign.push((gpu, 77));
@@ -411,7 +412,7 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
 /// Its server would get error 46 there, and the job no reason.
 #[test]
 fn a_process_that_holds_an_exclusive_gpu_is_named() {
-    let scenario = Scenario::new("held", "MPS=true", 1).exclusive(0);
+    let scenario = Scenario::new("held", "1 MPS=true found-exclusive");
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let world = shared(&before(&scenario));
     world.borrow_mut().foreign.push((gpu.clone(), 77));
@@ -428,7 +429,7 @@ fn a_process_that_holds_an_exclusive_gpu_is_named() {
 
 #[test]
 fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
-    let scenario = Scenario::new("undivided", "MPS=true", 1).detached();
+    let scenario = Scenario::new("undivided", "1 MPS=true detached");
     let world = shared(&before(&scenario));
     world.borrow_mut().undivided = true;
     Sim::well(&world).begin(&scenario).expect("prologue");
@@ -440,7 +441,7 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
 /// A step's number comes again after a requeue. What the earlier step left may be another user's.
 #[test]
 fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
-    let scenario = Scenario::new("step", "MPS=true", 1).step();
+    let scenario = Scenario::new("step", "1 MPS=true step");
     let world = shared(&before(&scenario));
     let begin = |uid: u32| {
         let mut job = scenario.job().expect("job");
@@ -464,7 +465,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
 #[test]
 fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one() {
     silence_kills();
-    let scenario = Scenario::new("begun again", "MPS=true", 1);
+    let scenario = Scenario::new("begun again", "1 MPS=true");
     let (old, ..) = running(&scenario);
     let judged = old.journal(&scenario.id());
     let settings = scenario.settings();
@@ -499,9 +500,9 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
 #[test]
 fn a_start_is_not_given_up_by_a_verdict_on_an_earlier_job() {
     silence_kills();
-    let earlier = Scenario::new("earlier", "MPS=true,MPS_THREADS=25", 1);
+    let earlier = Scenario::new("earlier", "1 MPS=true,MPS_THREADS=25");
     let judged = running(&earlier).0.journal(&earlier.id());
-    let scenario = Scenario::new("later", "MPS=true", 1);
+    let scenario = Scenario::new("later", "1 MPS=true");
     let (_, points, _) = running(&scenario);
     for at in 0..points {
         let world = shared(&before(&scenario));
@@ -524,7 +525,7 @@ fn a_start_is_not_given_up_by_a_verdict_on_an_earlier_job() {
 /// and the cleanup.
 #[test]
 fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
-    let scenario = Scenario::new("begun again", "MPS=true", 1);
+    let scenario = Scenario::new("begun again", "1 MPS=true");
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let mut left = World::new(scenario.inventory.clone());
     let account = Account::enter(None, &scenario.id(), ComputeMode::Default);

@@ -7,7 +7,7 @@ use mpsd_core::record::RecordState::{Ready, Unneeded};
 use tests::sim::scenario::Scenario;
 use tests::sim::{SharedWorld, Sim, Trouble, living, silence_kills};
 
-/// The scenario ([`Scenario::in_words`]), what happens, the prologue's exit code and failure, the
+/// The scenario ([`Scenario::new`]), what happens, the prologue's exit code and failure, the
 /// record's state; how often the node is drained, the job requeued, the exit held back, a remark shown;
 /// lines for the user; words of the log, `!` before those that are not there. Words of a job that
 /// runs are also in the user's lines and in the record's reason.
@@ -94,7 +94,7 @@ fn happens(world: &SharedWorld, what: &str) -> Trouble {
 
 /// The middle cells of the row, as they are.
 fn becomes(words: &'static str, what: &str, expected: &str, row: &str) -> String {
-    let scenario = Scenario::in_words("fate", words);
+    let scenario = Scenario::new("fate", words);
     let world = scenario.node();
     let trouble = happens(&world, what);
     let begun = Sim::new(&world, trouble).begun(&scenario);
@@ -107,10 +107,8 @@ fn becomes(words: &'static str, what: &str, expected: &str, row: &str) -> String
     assert_eq!(seen.drains.len(), drains, "{row}");
     if begun.code == 1 {
         let told = seen.reports.iter().flat_map(|report| &report.not_started);
-        assert!(
-            told.eq(&failure.map(ToString::to_string)),
-            "{row}: {seen:?}"
-        );
+        let is_told = told.eq(&failure.map(ToString::to_string));
+        assert!(is_told, "{row}: {seen:?}");
     }
     let reason = record.as_ref().and_then(|record| record.reason.as_ref());
     for word in expected.split("; ").filter(|word| !word.is_empty()) {
@@ -120,14 +118,10 @@ fn becomes(words: &'static str, what: &str, expected: &str, row: &str) -> String
         }
         let count = |lines: &[String]| lines.iter().filter(|line| line.contains(word)).count();
         let is_told = count(&seen.complaints) == seen.complaints.len();
-        assert!(
-            count(&seen.log) == 1 && (is_told || begun.code != 0),
-            "{row}: {seen:?}"
-        );
-        assert!(
-            reason.is_none_or(|reason| reason.contains(word)),
-            "{row}: {reason:?}"
-        );
+        let is_logged = count(&seen.log) == 1;
+        assert!(is_logged && (is_told || begun.code != 0), "{row}: {seen:?}");
+        let is_reason = reason.is_none_or(|reason| reason.contains(word));
+        assert!(is_reason, "{row}: {reason:?}");
     }
     if let (true, Some(record)) = (scenario.by_site, &record) {
         let plain = record.warnings.is_empty() && !record.exclusive && seen.modes.is_empty();
@@ -189,21 +183,15 @@ fn ends_as_before(world: &SharedWorld, scenario: &Scenario, after: &str) {
 #[test]
 fn nothing_that_fails_keeps_a_job_from_running_that_did_not_insist() {
     silence_kills();
-    for (how, is_of_site) in [
+    let ways = [
         "recorded",
         "detached",
         "announced",
         "torque sister recorded",
-    ]
-    .into_iter()
-    .flat_map(|how| [(how, false), (how, true)])
-    {
-        let tasks = if is_of_site {
-            "tasks=2 site"
-        } else {
-            "tasks=1"
-        };
-        let scenario = Scenario::in_words("fails", format!("1 MPS=auto {how} {tasks}").leak());
+    ];
+    for (how, is_of_site) in ways.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let tasks = ["tasks=1", "tasks=2 site"][usize::from(is_of_site)];
+        let scenario = Scenario::new("fails", &format!("1 MPS=auto {how} {tasks}"));
         let mut well = Sim::well(&scenario.node());
         well.begin(&scenario).expect("it begins");
         let (points, calls) = (well.points(), well.calls());
@@ -226,18 +214,14 @@ fn nothing_that_fails_keeps_a_job_from_running_that_did_not_insist() {
                 ends_as_before(&world, &scenario, &name);
                 continue;
             }
-            assert!(
-                matches!(state, None | Some(Unneeded | Ready)),
-                "{name}: {state:?}"
-            );
+            let runs = matches!(state, None | Some(Unneeded | Ready));
+            assert!(runs, "{name}: {state:?}");
             let silent = seen.complaints.is_empty() && seen.reports.is_empty();
             assert!(silent && seen.requeued.is_empty(), "{name}");
             if let Some(record) = record.filter(|record| record.state == Unneeded) {
                 // Without a request no step of it tries again.
-                assert!(
-                    record.request.is_none() && record.by_site.is_some(),
-                    "{name}"
-                );
+                let is_whole = record.request.is_none() && record.by_site.is_some();
+                assert!(is_whole, "{name}");
                 assert!(seen.log.iter().any(|line| line.contains("4711")), "{name}");
             }
         }
@@ -255,8 +239,8 @@ fn nothing_that_fails_keeps_a_job_from_running_that_did_not_insist() {
 /// Torque runs a job's prologue again without an epilogue in between.
 #[test]
 fn what_an_earlier_start_of_the_job_left_is_taken_down() {
-    let first = Scenario::in_words("first", "1 MPS=auto recorded tasks=2");
-    let again = Scenario::in_words("again", "1 MPS=auto recorded tasks=1");
+    let first = Scenario::new("first", "1 MPS=auto recorded tasks=2");
+    let again = Scenario::new("again", "1 MPS=auto recorded tasks=1");
     let begun = |scenario, world: &_, trouble| Sim::new(world, trouble).begun(scenario).code;
     let world = first.node();
     assert_eq!(begun(&first, &world, Trouble::None), 0);
@@ -282,26 +266,18 @@ fn what_an_earlier_start_of_the_job_left_is_taken_down() {
 #[test]
 fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {
     for (words, told) in [
-        ("1 MPS=auto tasks=2", (false, true)),
-        ("1 MPS=auto tasks=2 site", (false, false)),
-        (
-            "1 MPS=auto tasks=2 config=[defaults]; report = true",
-            (true, false),
-        ),
-        (
-            "1 MPS=auto tasks=2 site config=[defaults]; report = true",
-            (false, false),
-        ),
+        ("", (false, true)),
+        ("site", (false, false)),
+        ("config=[defaults]; report = true", (true, false)),
+        ("site config=[defaults]; report = true", (false, false)),
     ] {
-        let scenario = Scenario::in_words("line", words).recorded();
+        let words = format!("1 MPS=auto recorded tasks=2 {words}");
+        let scenario = Scenario::new("line", &words);
         let world = scenario.node();
         Sim::well(&world).begin(&scenario).expect("it begins");
         let record = world.borrow().record(&scenario.id()).expect("a record");
-        assert_eq!(
-            (record.state, record.report, record.summary),
-            (Ready, told.0, told.1),
-            "{words}"
-        );
+        assert_eq!(record.state, Ready, "{words}");
+        assert_eq!((record.report, record.summary), told, "{words}");
     }
 }
 
@@ -309,11 +285,11 @@ fn a_job_that_its_site_brought_in_has_no_line_in_its_output() {
 #[test]
 fn its_record_says_whether_its_steps_tasks_must_meet() {
     for (words, meet) in [
-        ("1 MPS=auto tasks=4 site", true),
-        ("1 MPS=on tasks=4 site", false),
-        ("1 MPS=auto tasks=4 site shared", false),
+        ("1 MPS=auto recorded tasks=4 site", true),
+        ("1 MPS=on recorded tasks=4 site", false),
+        ("1 MPS=auto recorded tasks=4 site shared", false),
     ] {
-        let scenario = Scenario::in_words("meet", words).recorded();
+        let scenario = Scenario::new("meet", words);
         let world = scenario.node();
         let mut well = Sim::well(&world);
         well.begin(&scenario).expect("it begins");

@@ -3,7 +3,7 @@
 
 use tests::sim::scenario::Scenario;
 
-/// Name and words of each scenario ([`Scenario::in_words`]).
+/// Name and words of each scenario ([`Scenario::new`]).
 const SCENARIOS: &str = r#"
 exclusive: 2 MPS=true,MPS_THREADS=25,MPS_MEM=4G
 shared_by_shards: 1 MPS=true,MPS_MEM=25% shared
@@ -76,16 +76,13 @@ fn the_plan_of_every_scenario_is_as_reviewed() {
     let mut names = std::collections::BTreeSet::new();
     for (name, words) in SCENARIOS.lines().filter_map(|line| line.split_once(": ")) {
         assert!(names.insert(name), "{name} twice");
-        let scenario = Scenario::in_words(name, words);
+        let scenario = Scenario::new(name, words);
         let text = match scenario.plan() {
             Ok(plan) => plan.to_string(),
             Err(failure) => format!("{}: {failure}\n", failure.kind()),
         };
-        let case = format!(
-            "asked: {}\n{}\n",
-            scenario.account,
-            scenario.config.replace('\n', "; ")
-        );
+        let config = scenario.config.replace('\n', "; ");
+        let case = format!("asked: {}\n{config}\n", scenario.account);
         insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
             insta::assert_snapshot!(name, case + &text);
         });

@@ -6,7 +6,6 @@ use std::fs;
 use std::rc::Rc;
 use std::time::Duration;
 
-use batch::{Exclusive, GpuName, GpuSource};
 use mpsd::node::worker::{NvmlWorker, Question};
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, Gpu, Inventory};
@@ -19,6 +18,8 @@ use tests::sim::scenario::Scenario;
 use tests::sim::{SharedWorld, Sim, Trouble, paths};
 
 const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
+/// Of a node's GPUs.
+const SECOND: &str = "GPU-00000001-0000-4000-8000-000000000000";
 
 fn record(world: &SharedWorld, scenario: &Scenario) -> Record {
     world.borrow().record(&scenario.id()).expect("a record")
@@ -28,17 +29,15 @@ fn record(world: &SharedWorld, scenario: &Scenario) -> Record {
 #[test]
 fn limits_are_those_of_the_gpus_that_are_there_now() {
     type Otherwise = fn(&mut Gpu);
-    type Caller = fn(Scenario) -> Scenario;
-    let callers: [Caller; 3] = [|all| all, Scenario::detached, Scenario::announced];
     for (name, otherwise) in [
         ("as before", (|_| {}) as Otherwise),
         ("other GPUs", |gpu| gpu.memory_mib = Some(80_000)),
         ("other minors", |gpu| gpu.minor = Some(7)),
     ] {
-        let scenario = Scenario::new("second", "MPS=true,MPS_MEM=25%", 1);
-        let scenario = scenario.remembered(otherwise);
-        for caller in callers {
-            goes_by_the_gpus_that_are_there(name, &caller(scenario.clone()));
+        for caller in ["", "detached", "announced"] {
+            let words = format!("1 MPS=true,MPS_MEM=25% {caller}");
+            let scenario = Scenario::new("second", &words).remembered(otherwise);
+            goes_by_the_gpus_that_are_there(name, &scenario);
         }
     }
 }
@@ -65,7 +64,7 @@ fn goes_by_the_gpus_that_are_there(name: &str, scenario: &Scenario) {
 #[test]
 fn an_announced_start_that_goes_on_is_ended_by_its_jobs_end() {
     const STARTER: i32 = 7;
-    let scenario = Scenario::new("announced", "MPS=true", 1).announced();
+    let scenario = Scenario::new("announced", "1 MPS=true announced");
     let world = scenario.node();
     world.borrow_mut().starter = Some(STARTER);
     Sim::well(&world).begin(&scenario).expect("it begins");
@@ -99,18 +98,15 @@ fn a_later_start_has_nvml_look_at_its_own_gpu_alone() {
 /// It joins one MPS, and must begin the other.
 #[test]
 fn a_job_that_joins_one_mps_of_two_plans_the_other_by_what_nvml_says() {
-    let job = |number, gpus: u32| {
-        let all = Scenario::new("shared", "MPS=true", 2).config("[ceilings]\nmem = \"25%\"");
-        let shared = all.devices(|devices| {
-            devices.exclusive = Exclusive::Shared(None);
-            devices.gpus = GpuSource::Listed((0..gpus).map(GpuName::Index).collect());
-        });
-        Scenario { number, ..shared }
+    let job = |number, gpus| {
+        let config = "config=[ceilings]; mem = '25%'";
+        let words = format!("2 MPS=true shared listed={gpus} number={number} {config}");
+        Scenario::new("shared", &words)
     };
-    let (first, second) = (job(1, 1), job(2, 2));
+    let (first, second) = (job(1, "0"), job(2, "0,1"));
     let world = first.node();
     Sim::well(&world).begin(&first).expect("the first");
-    let other = job(2, 2).remembered(|gpu| {
+    let other = job(2, "0,1").remembered(|gpu| {
         gpu.memory_mib = [gpu.memory_mib, Some(80_000)][gpu.index as usize];
     });
     let ledger = other.ledger().expect("a ledger");
@@ -127,11 +123,11 @@ fn what_nvml_refuses_is_refused_or_left_out_whatever_an_earlier_start_knew() {
         ("MPS=true,MPS_MEM=20G", (9, 0), RecordState::Refused),
         ("MPS=auto", (6, 1), RecordState::Unneeded),
     ] {
-        let scenario = Scenario::new("second", account, 1)
-            .tasks(20)
-            .gpus(|gpus| (gpus[0].capability, gpus[0].memory_mib) = (capability, Some(16_000)))
-            .recorded()
+        let words = format!("1 {account} tasks=20 recorded");
+        let mut scenario = Scenario::new("second", &words)
             .remembered(|gpu| (gpu.capability, gpu.memory_mib) = ((9, 0), Some(80_000)));
+        let gpu = &mut scenario.inventory.gpus[0];
+        (gpu.capability, gpu.memory_mib) = (capability, Some(16_000));
         let world = scenario.node();
         let code = Sim::well(&world).begun(&scenario).code;
         assert_eq!(code, u8::from(state == RecordState::Refused), "{account}");
@@ -154,23 +150,18 @@ fn own_gpu_alone(world: &SharedWorld) {
 /// job's GPUs alone, counted from 0.
 #[test]
 fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
-    let on_the_second = |name, number| {
-        let job = Scenario::new(name, "MPS=true", 2);
-        let second = job.inventory.gpus[1].uuid.to_string();
-        let job = job.devices(|devices| {
-            devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]);
-            devices.exclusive = Exclusive::Shared(None);
-        });
-        Scenario { number, ..job }
+    let on_the_second = |name, words| {
+        let words = format!("2 MPS=true shared listed={SECOND} {words}");
+        Scenario::new(name, &words)
     };
-    let (step, job) = (on_the_second("step", 1).step(), on_the_second("job", 2));
+    let step = on_the_second("step", "step number=1");
+    let job = on_the_second("job", "number=2");
     for known in [false, true] {
         let world = job.node();
         if known {
             let ledger = job.clone().remembered(|_| {}).ledger();
-            world
-                .borrow_mut()
-                .put(paths().run().join("ledger"), ledger.expect("a ledger"));
+            let (path, ledger) = (paths().run().join("ledger"), ledger.expect("a ledger"));
+            world.borrow_mut().put(path, ledger);
         }
         let all = world.borrow().inventory.clone();
         own_gpu_alone(&world);
@@ -203,12 +194,8 @@ fn what_nvml_tells_a_step_is_kept_for_no_other_start() {
 /// The same step with a daemon of its own.
 #[test]
 fn a_step_counts_its_gpus_as_nvml_tells_them_to_it() {
-    let step = Scenario::new("step", "MPS=true,MPS_MEM=25%", 2)
-        .step()
-        .remembered(|_| {});
-    let second = step.inventory.gpus[1].uuid.to_string();
-    let step =
-        step.devices(|devices| devices.gpus = GpuSource::Listed(vec![GpuName::Uuid(second)]));
+    let words = format!("2 MPS=true,MPS_MEM=25% step remembered listed={SECOND}");
+    let step = Scenario::new("step", &words);
     let world = step.node();
     own_gpu_alone(&world);
     Sim::well(&world).begin(&step).expect("the step");

@@ -3,14 +3,14 @@
 //! its tasks until its own end.
 
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 
-use batch::{Devices, Exclusive, GpuName, GpuSource};
 use mpsd::job;
 use mpsd::job::node::Role;
 use mpsd_core::paths::JOURNAL;
 use mpsd_core::record::RecordState;
-use mpsd_core::{ComputeMode, Gpu, JobId};
+use mpsd_core::{ComputeMode, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID, h200};
 use tests::sim::{Living, SharedWorld, Sim, Trouble, World, Worlds, living, paths, silence_kills};
@@ -31,13 +31,14 @@ const CASES: [([bool; 2], Act, Act); 4] = [
     ([true, true], End, End),
 ];
 
+fn job(words: &str) -> Scenario {
+    let config = "config=[ceilings]; mem = '25%'";
+    let words = format!("1 MPS=true,MPS_THREADS=25 shared {words} {config}");
+    Scenario::new("shared", &words)
+}
+
 fn jobs() -> [Scenario; 2] {
-    [4711, 4712].map(|number| {
-        let shared = Scenario::new("shared", "MPS=true,MPS_THREADS=25", 1);
-        let mut shared = shared.config("[ceilings]\nmem = \"25%\"").shared();
-        shared.number = number;
-        shared
-    })
+    [job("number=4711"), job("number=4712")]
 }
 
 fn before() -> World {
@@ -72,11 +73,13 @@ fn assert_served(world: &SharedWorld, job: &Scenario, name: &str) {
     let sharers = world.text(&paths().job(&mps).sharers()).unwrap_or_default();
     assert!(sharers.contains(id.as_str()), "{name}: {id} in {sharers}");
     let journal = world.journal(&mps).expect("a journal");
-    assert_eq!(
-        journal.record().daemons[0].memory[0].1,
-        143_771 / 4,
-        "{name}"
-    );
+    let limit = journal.record().daemons[0].memory[0].1;
+    assert_eq!(limit, 143_771 / 4, "{name}");
+}
+
+fn has_control(world: &SharedWorld, mps: &JobId) -> bool {
+    let is_control = |process: &Living| process.role == Role::Control;
+    world.borrow().has_process(mps, is_control)
 }
 
 fn reconcile(world: &SharedWorld) {
@@ -201,15 +204,10 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
     for (job, runs) in jobs().iter().zip([true, false]) {
         let directory = paths().job(&job.id()).directory().to_owned();
         let lock = paths().job(&job.id()).lock();
-        world
-            .borrow_mut()
-            .files
-            .retain(|path, _| !path.starts_with(&directory) && *path != lock);
+        let is_kept = |path: &Path| !path.starts_with(&directory) && path != lock;
+        world.borrow_mut().files.retain(|path, _| is_kept(path));
         reconcile(&world);
-        let has_control = world
-            .borrow()
-            .has_process(&mps, |process| process.role == Role::Control);
-        assert_eq!(has_control, runs, "after {}", job.id());
+        assert_eq!(has_control(&world, &mps), runs, "after {}", job.id());
     }
     assert_eq!(world.borrow().picture(), before().picture());
 }
@@ -219,15 +217,8 @@ fn an_mps_whose_jobs_are_gone_is_ended_by_reconcile() {
 #[test]
 fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
     let [one, two] = jobs();
-    let elsewhere = |d: &mut Devices| d.gpus = GpuSource::Listed(vec![GpuName::Index(1)]);
-    let without = |d: &mut Devices| {
-        (d.exclusive, d.tasks_on_node) = (Exclusive::GpusAlone, Some(1));
-    };
-    let auto = Scenario {
-        number: one.number,
-        ..Scenario::new("auto", "MPS=auto", 2).devices(without)
-    };
-    let elsewhere = one.clone().devices(elsewhere);
+    let auto = Scenario::new("auto", "2 MPS=auto tasks=1");
+    let elsewhere = job("listed=1");
     for (again, name) in [(&elsewhere, "elsewhere"), (&auto, "without")] {
         let world = Rc::new(RefCell::new(World::new(auto.inventory.clone())));
         for job in [&one, &two] {
@@ -239,10 +230,7 @@ fn a_job_that_runs_again_keeps_no_mps_that_it_does_not_use() {
         world.borrow_mut().files.insert(list, listed);
         Sim::well(&world).begin(again).expect("it runs again");
         assert!(Sim::well(&world).end(&two).is_clean());
-        let has_control = world
-            .borrow()
-            .has_process(&mps, |process| process.role == Role::Control);
-        assert!(!has_control, "{name}");
+        assert!(!has_control(&world, &mps), "{name}");
         assert!(Sim::well(&world).end(again).is_clean());
     }
 }
@@ -253,11 +241,8 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
     let stop = |world: &mut World| world.processes.values_mut().for_each(|one| one.state = 'T');
     // The killed end of a last job may have told the daemon to quit.
     let leave = |world: &mut World| {
-        drop(
-            world
-                .files
-                .remove(&paths().job(&jobs()[0].mps_id()).sharers()),
-        )
+        let list = paths().job(&jobs()[0].mps_id()).sharers();
+        world.files.remove(&list);
     };
     for (end, is_left) in [
         ((|world| world.processes.clear()) as fn(&mut World), false),
@@ -268,11 +253,8 @@ fn a_job_finds_an_ended_mps_begun_again_and_keeps_the_others_in_the_list() {
         end(&mut world.borrow_mut());
         let earlier: Vec<i32> = world.borrow().processes.keys().copied().collect();
         Sim::well(&world).begin(&two).expect("it begins");
-        assert!(
-            earlier
-                .iter()
-                .all(|pid| !world.borrow().processes.contains_key(pid))
-        );
+        let is_gone = |pid: &i32| !world.borrow().processes.contains_key(pid);
+        assert!(earlier.iter().all(is_gone));
         if is_left {
             restored(&world, "begun after an end");
             continue;
@@ -335,9 +317,8 @@ fn a_job_that_joins_asks_no_nvml() {
     assert_served(&world, &two, "joined");
     assert!(Sim::well(&world).end(&two).is_clean());
     world.borrow_mut().processes.clear();
-    let failed = Sim::well(&world)
-        .begin(&two)
-        .expect_err("a begin needs NVML");
+    let failed = Sim::well(&world).begin(&two);
+    let failed = failed.expect_err("a begin needs NVML");
     assert_eq!(failed.gpus, Vec::<String>::new(), "its plan as well");
     world.borrow_mut().silent = false;
     Sim::well(&world).begin(&two).expect("it begins");
@@ -348,13 +329,7 @@ fn a_job_that_joins_asks_no_nvml() {
 /// It is planned by what the ledger says, and NVML is not asked again.
 #[test]
 fn a_job_that_joins_reads_its_warnings() {
-    let many = |number| {
-        let [one, _] = jobs();
-        Scenario {
-            number,
-            ..one.tasks(49)
-        }
-    };
+    let many = |number| job(&format!("tasks=49 number={number}"));
     let world = Rc::new(RefCell::new(World::new(many(1).inventory)));
     for number in [1, 2] {
         Sim::well(&world).begin(&many(number)).expect("it begins");
@@ -367,18 +342,15 @@ fn a_job_that_joins_reads_its_warnings() {
 #[test]
 fn a_prologue_that_does_not_wait_leaves_a_shared_mps_to_the_process_that_goes_on() {
     silence_kills();
-    let [one, _] = jobs();
-    let detached = one.detached();
+    let detached = job("detached");
     for at in 0.. {
         let world = Rc::new(RefCell::new(before()));
         let mut node = Sim::new(&world, Trouble::KillAt(at));
         let done = living(|| node.begin(&detached).is_ok());
         assert_eq!(done, None, "it never divided");
         if world.borrow().starter.is_some() {
-            assert!(
-                world.borrow().processes.is_empty(),
-                "begun before the prologue returned"
-            );
+            let none = world.borrow().processes.is_empty();
+            assert!(none, "begun before the prologue returned");
             break;
         }
     }
@@ -392,14 +364,12 @@ fn a_job_that_leaves_ends_no_server_of_the_others() {
     let is_server = |process: &Living| process.role == Role::Server;
     let again = {
         let mut world = world.borrow_mut();
-        let first = world
+        let found = world
             .processes
             .iter()
             .find(|(_, process)| is_server(process));
-        let (pid, server) = first
-            .map(|(pid, server)| (*pid, server.clone()))
-            .expect("a server");
-        world.processes.remove(&pid);
+        let pid = *found.expect("a server").0;
+        let server = world.processes.remove(&pid).expect("a server");
         world.spawn(server)
     };
     assert!(Sim::well(&world).end(&one).is_clean());
@@ -424,39 +394,22 @@ fn a_job_whose_journal_cannot_be_read_keeps_its_mps() {
 #[test]
 fn a_job_does_not_believe_the_gpus_of_an_mps_that_has_ended() {
     let job = |number, index| {
-        let shared = Scenario::new("shared", "MPS=true", 2);
-        let mut shared = shared.devices(|d| {
-            d.exclusive = Exclusive::Shared(None);
-            d.gpus = GpuSource::Listed(vec![GpuName::Index(index)]);
-        });
-        shared.number = number;
-        shared
+        let words = format!("2 MPS=true shared listed={index} number={number}");
+        Scenario::new("shared", &words)
     };
     let world = Rc::new(RefCell::new(World::new(job(1, 0).inventory)));
     let mps_of = |index| JobId::shared(UID, &h200(index).uuid);
-    let has_control = |mps: &JobId| {
-        let is_control = |process: &Living| process.role == Role::Control;
-        world.borrow().has_process(mps, is_control)
-    };
-    Sim::well(&world)
-        .begin(&job(1, 0))
-        .expect("the first begins");
+    let has_control = |index| has_control(&world, &mps_of(index));
+    let begin = |number, index| Sim::well(&world).begin(&job(number, index));
+    begin(1, 0).expect("the first begins");
     world.borrow_mut().processes.clear();
-    let swapped = |gpu: &mut Gpu| gpu.index = 1 - gpu.index;
-    world
-        .borrow_mut()
-        .inventory
-        .gpus
-        .iter_mut()
-        .for_each(swapped);
-    Sim::well(&world)
-        .begin(&job(2, 0))
-        .expect("the second begins");
-    assert!(has_control(&mps_of(1)) && !has_control(&mps_of(0)));
-    Sim::well(&world)
-        .begin(&job(3, 1))
-        .expect("the third begins");
-    assert!(has_control(&mps_of(0)), "on its own GPU");
+    for gpu in &mut world.borrow_mut().inventory.gpus {
+        gpu.index = 1 - gpu.index;
+    }
+    begin(2, 0).expect("the second begins");
+    assert!(has_control(1) && !has_control(0));
+    begin(3, 1).expect("the third begins");
+    assert!(has_control(0), "on its own GPU");
 }
 
 /// Otherwise its next client would get no context. None of its processes has one now, as before its
@@ -466,10 +419,7 @@ fn no_other_job_makes_the_gpu_of_a_shared_mps_exclusive() {
     let world = Rc::new(RefCell::new(with([true, false])));
     let idle = |process: &mut Living| process.gpus.clear();
     world.borrow_mut().processes.values_mut().for_each(idle);
-    let alone = Scenario {
-        number: 4713,
-        ..Scenario::new("alone", "MPS=true", 1)
-    };
+    let alone = Scenario::new("alone", "1 MPS=true number=4713");
     Sim::well(&world).begin(&alone).expect("it begins");
     assert!(world.borrow().modes.is_empty());
     assert!(Sim::well(&world).end(&alone).is_clean());

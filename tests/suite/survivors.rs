@@ -23,7 +23,7 @@ fn thread(state: char, stack: &str) -> Vec<Thread> {
 
 /// A node with a job whose processes survive everything, in these states.
 fn stuck(looks: Vec<Vec<Thread>>) -> (SharedWorld, Scenario) {
-    let scenario = Scenario::new("stuck", "MPS=true", 1);
+    let scenario = Scenario::new("stuck", "1 MPS=true");
     let mut world = World::new(scenario.inventory.clone());
     world.stubborn = Some(Rung::Kill);
     world.looks = looks;
@@ -61,7 +61,7 @@ fn is_undetermined(failed: &FailedStart) {
 }
 
 fn is_refused(world: &SharedWorld) -> bool {
-    let next = Scenario::new("next", "MPS=true", 1).step();
+    let next = Scenario::new("next", "1 MPS=true step");
     let failed = begin(world, &next).expect_err("no job with MPS until the second look");
     is_undetermined(&failed);
     failed.failure.to_string().contains("hangs in the driver")
@@ -126,7 +126,7 @@ fn what_the_driver_has_let_go_of_is_forgotten_and_the_node_takes_jobs_again() {
     assert!(drains(&world).is_empty());
     assert!(end(&world, &scenario).is_clean());
     world.borrow_mut().stubborn = None;
-    begin(&world, &Scenario::new("next", "MPS=true", 1).step()).expect("the node takes jobs again");
+    begin(&world, &Scenario::new("next", "1 MPS=true step")).expect("the node takes jobs again");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_node_without_a_timer_looks_again_at_its_next_job() {
     end(&world, &scenario);
     world.borrow_mut().now += 61;
     world.borrow_mut().deaf = true;
-    let _ = begin(&world, &Scenario::new("next", "MPS=true", 1).step());
+    let _ = begin(&world, &Scenario::new("next", "1 MPS=true step"));
     assert_eq!(drains(&world).len(), 3, "{:?}", drains(&world));
 }
 
@@ -221,7 +221,7 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
         ("stopped", thread('T', ""), 0),
         ("asleep", thread('S', ""), 0),
     ] {
-        let scenario = Scenario::new("silent", "MPS=true", 1);
+        let scenario = Scenario::new("silent", "1 MPS=true");
         let mut world = World::new(scenario.inventory.clone());
         (world.silent, world.looks) = (true, vec![look]);
         let world = Rc::new(RefCell::new(world));
@@ -250,10 +250,8 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
 }
 
 fn sharing<const N: usize>(numbers: [u32; N]) -> (SharedWorld, [Scenario; N]) {
-    let jobs = numbers.map(|number| Scenario {
-        number,
-        ..Scenario::new("shared", "MPS=true", 1).shared()
-    });
+    let words = |number| format!("1 MPS=true shared number={number}");
+    let jobs = numbers.map(|number| Scenario::new("shared", &words(number)));
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
     let world = Rc::new(RefCell::new(world));

@@ -84,21 +84,17 @@ impl Gpus for Sim {
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         self.call("gpu_processes")?;
         let world = self.world.borrow();
+        let is_on = |p: &Living| p.gpus.contains(gpu) && p.state != 'Z';
         let own = world.processes.iter();
-        let own = own
-            .filter(|(_, p)| p.role != Role::Supervisor && p.gpus.contains(gpu) && p.state != 'Z')
-            .map(|(pid, _)| *pid);
-        let foreign = world
-            .foreign
-            .iter()
-            .filter(|(on, _)| on == gpu)
-            .map(|(_, pid)| *pid);
-        let process = |pid| GpuProcess {
-            pid,
+        let own = own.filter(|(_, p)| p.role != Role::Supervisor && is_on(p));
+        let foreign = world.foreign.iter().filter(|(on, _)| on == gpu);
+        let process = |pid: &i32| GpuProcess {
+            pid: *pid,
             memory: None,
             mps_client: false,
         };
-        Ok(own.chain(foreign).map(process).collect())
+        let pids = own.map(|(pid, _)| pid).chain(foreign.map(|(_, pid)| pid));
+        Ok(pids.map(process).collect())
     }
 }
 
@@ -134,29 +130,19 @@ impl Daemons for Sim {
 
     fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         self.call("start_supervisor")?;
-        assert_eq!(
-            self.checked.as_ref(),
-            Some(&spec.control),
-            "a program that root has not checked"
-        );
+        let is_checked = self.checked.as_ref() == Some(&spec.control);
+        assert!(is_checked, "a program that root has not checked");
         self.outside |= spec.outside;
-        let pid = self.step(|world| {
-            let survives = world.stubborn;
-            world.spawn(Living {
-                role: Role::Supervisor,
-                job: journal.job().clone(),
-                uid: journal.uid(),
-                gpus: journal
-                    .record()
-                    .gpus
-                    .iter()
-                    .map(|g| g.uuid.clone())
-                    .collect(),
-                survives,
-                state: 'S',
-            })
-        });
-        Ok(reference(pid))
+        let gpus = journal.record().gpus.iter();
+        let mpsd = Living {
+            role: Role::Supervisor,
+            job: journal.job().clone(),
+            uid: journal.uid(),
+            gpus: gpus.map(|gpu| gpu.uuid.clone()).collect(),
+            survives: self.world.borrow().stubborn,
+            state: 'S',
+        };
+        Ok(reference(self.step(|world| world.spawn(mpsd))))
     }
 
     fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
@@ -208,10 +194,8 @@ impl Members for Sim {
         self.point();
         let world = self.world.borrow();
         let grouped = world.cgroups.contains(&cgroup_of(journal.job()));
-        let its = world
-            .processes
-            .iter()
-            .filter(|(_, p)| grouped && p.job == *journal.job());
+        let all = world.processes.iter();
+        let its = all.filter(|(_, p)| grouped && p.job == *journal.job());
         its.map(|(pid, _)| *pid).collect()
     }
 
@@ -230,28 +214,19 @@ impl Members for Sim {
         if journal.cgroup.is_some() {
             return Vec::new();
         }
-        let own: Vec<i32> = self
-            .known_members(journal)
-            .iter()
-            .map(|m| m.process.pid)
-            .collect();
+        let own = pids(&self.known_members(journal));
         self.members_where(|pid, p| p.job == *journal.job() && !own.contains(&pid))
     }
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
         self.point();
-        let pids: Vec<i32> = members.iter().map(|m| m.process.pid).collect();
-        self.signal(&pids, rung);
+        self.signal(&pids(members), rung);
     }
 
     fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Vec<Member> {
         self.point();
-        let pids: Vec<i32> = self
-            .known_members(journal)
-            .iter()
-            .map(|m| m.process.pid)
-            .collect();
-        self.signal(&pids, rung);
+        let own = pids(&self.known_members(journal));
+        self.signal(&own, rung);
         self.known_members(journal)
     }
 
@@ -291,11 +266,8 @@ impl Members for Sim {
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> Option<bool> {
         self.point();
         let world = self.world.borrow();
-        let its = world
-            .processes
-            .get(&pid)
-            .filter(|p| p.uid == journal.uid())?;
-        Some(its.job == *journal.job())
+        let its = world.processes.get(&pid)?;
+        (its.uid == journal.uid()).then(|| its.job == *journal.job())
     }
 }
 
@@ -388,6 +360,10 @@ impl Console for Sim {
     fn wait_until(&mut self, _: Deadline) {
         self.step(|world| world.waits += 1);
     }
+}
+
+fn pids(members: &[Member]) -> Vec<i32> {
+    members.iter().map(|member| member.process.pid).collect()
 }
 
 fn cgroup_of(job: &JobId) -> PathBuf {

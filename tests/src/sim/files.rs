@@ -1,10 +1,8 @@
-//! The sim's files. Each change has its smallest steps, with a point after
-//! each.
+//! The sim's files. Each change has its smallest steps, with a point after each.
 
-use super::{SharedWorld, Sim, World};
+use super::{SharedWorld, Sim};
 use mpsd::job::journal::Journal;
-use mpsd::job::node::Role;
-use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
+use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, Role, TmpfsSize};
 use mpsd::job::report::JobOutcome;
 use mpsd_core::file::Durability;
 use mpsd_core::record::{Record, RecordState};
@@ -64,12 +62,8 @@ impl Sim {
             let errno = if is_fault { Errno::EIO } else { Errno::ENOSPC };
             return Err(FileError::io("injected: use", path)(errno));
         }
-        match self
-            .world
-            .borrow()
-            .files
-            .get(path.parent().expect("a parent"))
-        {
+        let parent = path.parent().expect("a parent");
+        match self.world.borrow().files.get(parent) {
             Some(None) => Ok(()),
             _ => Err(FileError::io("open", path)(Errno::ENOENT)),
         }
@@ -90,32 +84,24 @@ impl Sim {
     fn check_record(&self, bytes: &[u8], was_asked: bool) {
         let record = Record::parse(std::str::from_utf8(bytes).expect("text")).expect("a record");
         if record.state != RecordState::Ready {
-            return self.world.borrow_mut().forget_proof(&record.job);
+            // What was proved of an earlier start no longer counts.
+            self.world.borrow_mut().proved.remove(&record.job);
+            return;
         }
         let (world, job) = (self.world.borrow(), &record.job);
         assert!(was_asked, "ready, and not asked whether the job has ended");
-        let shared = record
-            .gpus
-            .iter()
-            .map(|gpu| JobId::shared(record.uid, &gpu.uuid));
+        let gpus = record.gpus.iter();
         let all: Vec<JobId> = match record.shared {
-            true => shared.collect(),
+            true => gpus
+                .map(|gpu| JobId::shared(record.uid, &gpu.uuid))
+                .collect(),
             false => vec![job.clone()],
         };
         for id in all {
+            let proved = world.proved.contains(&id);
             let runs = world.has_process(&id, |p| p.role == Role::Control);
-            assert!(
-                world.proved.contains(&id) && runs,
-                "job {job} is called ready, and {id} is not proved, or has ended"
-            );
+            assert!(proved && runs, "job {job} is called ready, {id} is not");
         }
-    }
-}
-
-impl World {
-    fn rename(&mut self, path: &Path, bytes: Vec<u8>) {
-        self.files.remove(&hidden(path));
-        self.files.insert(path.to_owned(), Some(bytes));
     }
 }
 
@@ -166,16 +152,17 @@ impl Files for Sim {
         let asked = self.asked.get();
         self.file_call(path)?;
         self.assert_locked(path);
-        let world = self.world.borrow();
-        if world.no_room && path.ends_with("record") {
-            return Err(FileError::io("write", path)(Errno::ENOSPC));
-        }
-        drop(world);
         if path.ends_with("record") {
+            if self.world.borrow().no_room {
+                return Err(FileError::io("write", path)(Errno::ENOSPC));
+            }
             self.check_record(bytes, asked);
         }
         self.step(|world| world.files.insert(hidden(path), Some(Vec::new())));
-        self.step(|world| world.rename(path, bytes.to_vec()));
+        self.step(|world| {
+            world.files.remove(&hidden(path));
+            world.put(path.to_owned(), bytes);
+        });
         Ok(())
     }
 
@@ -202,28 +189,17 @@ impl Files for Sim {
             .files
             .keys()
             .filter(|entry| entry.parent() == Some(path));
-        let name = |entry: &PathBuf| {
-            entry
-                .file_name()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned()
-        };
-        Ok(below.map(name).collect())
+        let names = below.filter_map(|entry| entry.file_name());
+        Ok(names
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect())
     }
 
     /// Entry by entry, in the worst of the directory's possible orders: the journal first.
     fn remove_tree(&mut self, path: &Path, _: Bounds) -> Result<(), FileError> {
         self.file_call(path)?;
-        let below = |entry: &&PathBuf| entry.starts_with(path);
-        let mut all: Vec<PathBuf> = self
-            .world
-            .borrow()
-            .files
-            .keys()
-            .filter(below)
-            .cloned()
-            .collect();
+        let mut all: Vec<PathBuf> = self.world.borrow().files.keys().cloned().collect();
+        all.retain(|entry| entry.starts_with(path));
         all.reverse();
         all.sort_by_key(|entry| !entry.ends_with("journal"));
         for entry in all {

@@ -90,6 +90,7 @@ impl Sim {
     pub fn well(world: &SharedWorld) -> Self {
         Self::new(world, Trouble::None)
     }
+
     pub fn begun(&mut self, scenario: &Scenario) -> Begun {
         let job = scenario.job().expect("job");
         job::begin(self, &job, scenario, scenario.when)
@@ -139,14 +140,13 @@ impl Sim {
     fn call(&mut self, name: &'static str) -> Result<(), Failure> {
         self.point();
         self.asked.set(false);
-        let asks_nvml = [
+        let of_nvml = [
             "inventory",
             "compute_mode",
             "set_compute_mode",
             "gpu_processes",
-        ]
-        .contains(&name);
-        if asks_nvml && self.world.borrow().silent {
+        ];
+        if of_nvml.contains(&name) && self.world.borrow().silent {
             return Err(Undetermined::new("NVML", "no answer within 5000 ms").into());
         }
         match self.trouble_of_call() {

@@ -34,8 +34,8 @@ pub struct Scenario {
     pub account: &'static str,
     pub config: &'static str,
     pub inventory: Inventory,
-    /// The GPU of this number is found in EXCLUSIVE_PROCESS.
-    pub exclusive: Option<usize>,
+    /// Its first GPU is found in EXCLUSIVE_PROCESS.
+    pub exclusive: bool,
     pub devices: Devices,
     pub step: bool,
     pub scheduler: Scheduler,
@@ -52,10 +52,10 @@ pub struct Scenario {
 }
 
 pub fn h200(index: u32) -> Gpu {
+    let uuid = format!("GPU-{index:08x}-0000-4000-8000-000000000000");
     Gpu {
         index,
-        uuid: GpuUuid::parse(&format!("GPU-{index:08x}-0000-4000-8000-000000000000"))
-            .expect("uuid"),
+        uuid: GpuUuid::parse(&uuid).expect("uuid"),
         name: "NVIDIA H200".to_owned(),
         memory_mib: Some(143_771),
         mig: Mig::Off,
@@ -83,38 +83,26 @@ pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
 }
 
 impl Scenario {
-    /// A node whose first `divided` GPUs have three MIG devices each, and a job with these of them,
-    /// as GPU and number.
-    pub fn divided(mut self, divided: usize, given: &[(usize, u32)]) -> Self {
-        let gpus = &mut self.inventory.gpus;
-        gpus.iter_mut()
-            .take(divided)
-            .for_each(|gpu| gpu.mig = Mig::On);
-        let parts = gpus
-            .iter()
-            .take(divided)
-            .flat_map(|gpu| (0..3).map(|number| mig(gpu, number)));
-        self.inventory.migs = parts.collect();
-        let name = |(gpu, number): &(usize, u32)| {
-            GpuName::Uuid(mig(&self.inventory.gpus[*gpu], *number).uuid.to_string())
-        };
-        self.devices.gpus = GpuSource::Listed(given.iter().map(name).collect());
-        self
-    }
-
-    /// A job of `account` that alone has all `gpus` GPUs of a node.
-    pub fn new(name: &'static str, account: &'static str, gpus: u32) -> Self {
-        Self {
+    /// In words: the number of GPUs, the account string, and how it differs from a job that has all
+    /// GPUs of its node alone. `script=` and `config=` take the rest of the line.
+    pub fn new(name: &'static str, text: &str) -> Self {
+        let text: &'static str = text.to_owned().leak();
+        let (text, config) = text.split_once(" config=").unwrap_or((text, ""));
+        let script = text.split_once(" script=");
+        let mut words = script.map_or(text, |(words, _)| words).split_whitespace();
+        let gpus = words.next().and_then(|gpus| gpus.parse().ok());
+        let gpus: u32 = gpus.expect("a number of GPUs");
+        let scenario = Self {
             name,
             number: 4711,
-            account,
-            config: "",
+            account: words.next().expect("an account string"),
+            config: config.replace("; ", "\n").leak(),
             inventory: Inventory {
                 gpus: (0..gpus).map(h200).collect(),
                 driver: "580.159.04".to_owned(),
                 migs: Vec::new(),
             },
-            exclusive: None,
+            exclusive: false,
             devices: Devices {
                 gpus: GpuSource::Listed((0..gpus).map(GpuName::Index).collect()),
                 exclusive: Exclusive::GpusAlone,
@@ -129,23 +117,10 @@ impl Scenario {
             when: ReturnWhen::Ready,
             record: false,
             by_site: false,
-            script: None,
+            script: script.map(|(_, script)| script),
             remembered: None,
-        }
-    }
-
-    /// A scenario in words: the number of GPUs, the account string, and how the job and its node
-    /// differ from [`Scenario::new`]. `script=` and `config=` take the rest of the line.
-    pub fn in_words(name: &'static str, text: &'static str) -> Self {
-        let (text, config) = text.split_once(" config=").unwrap_or((text, ""));
-        let script = text.split_once(" script=");
-        let mut words = script.map_or(text, |(words, _)| words).split_whitespace();
-        let gpus = words.next().and_then(|gpus| gpus.parse().ok());
-        let account = words.next().expect("an account string");
-        let mut it = Self::new(name, account, gpus.expect("a number of GPUs"));
-        it.config = config.replace("; ", "\n").leak();
-        it.script = script.map(|(_, script)| script);
-        words.fold(it, Self::word)
+        };
+        words.fold(scenario, Self::word)
     }
 
     fn word(mut self, word: &'static str) -> Self {
@@ -169,15 +144,24 @@ impl Scenario {
                 GpuSource::Listed(listed) => listed.extend(names()),
                 _ => panic!("{word}"),
             },
-            // As `1:0/1,0/2`: how many GPUs are divided, and which of their parts the job has.
+            // As `1:0/1,0/2`: how many GPUs have three MIG devices each, and which of these the job
+            // has.
             "divided" => {
-                let (gpus, given) = value.split_once(':').expect("GPUs and parts");
-                let part = |part: &str| {
+                let (divided, given) = value.split_once(':').expect("GPUs and parts");
+                let divided = divided.parse().expect("a number");
+                let Inventory { gpus, migs, .. } = &mut self.inventory;
+                for gpu in gpus.iter_mut().take(divided) {
+                    gpu.mig = Mig::On;
+                    migs.extend((0..3).map(|number| mig(gpu, number)));
+                }
+                let name = |part: &str| {
                     let (gpu, number) = part.split_once('/')?;
-                    Some((gpu.parse().ok()?, number.parse().ok()?))
+                    let gpu: usize = gpu.parse().ok()?;
+                    let device = mig(&gpus[gpu], number.parse().ok()?);
+                    Some(GpuName::Uuid(device.uuid.to_string()))
                 };
-                let given: Vec<_> = given.split(',').filter_map(part).collect();
-                return self.divided(gpus.parse().expect("a number"), &given);
+                let given = given.split(',').filter_map(name).collect();
+                self.devices.gpus = GpuSource::Listed(given);
             }
             "old" => {
                 let gpu = &mut self.inventory.gpus[number() as usize];
@@ -194,8 +178,14 @@ impl Scenario {
             "step" => self.step = true,
             "site" => self.by_site = true,
             "recorded" => self.record = true,
-            "detached" => return self.detached(),
-            "announced" => return self.announced(),
+            // As Slurm's plugin calls us: another process finishes the start, and the tasks read
+            // failures.
+            "detached" => (self.when, self.record) = (ReturnWhen::Started, true),
+            // As OpenPBS's hook calls us: the record says from the beginning that it is under way.
+            "announced" => (self.when, self.record) = (ReturnWhen::Announced, true),
+            "found-exclusive" => self.exclusive = true,
+            "remembered" => self.remembered = Some(|_| {}),
+            "number" => self.number = number(),
             _ => panic!("{word}"),
         }
         self
@@ -207,23 +197,14 @@ impl Scenario {
         self
     }
 
-    /// The scheduler lets other jobs use its GPUs.
-    pub fn shared(self) -> Self {
-        self.devices(|d| d.exclusive = Exclusive::Shared(None))
-    }
-
-    pub fn tasks(self, on_node: u32) -> Self {
-        self.devices(|d| d.tasks_on_node = Some(on_node))
-    }
-
     pub fn node(&self) -> SharedWorld {
         Rc::new(RefCell::new(self.world()))
     }
 
     pub fn world(&self) -> World {
         let mut world = World::new(self.inventory.clone());
-        if let Some(gpu) = self.exclusive {
-            let uuid = &self.inventory.gpus[gpu].uuid;
+        if self.exclusive {
+            let uuid = &self.inventory.gpus[0].uuid;
             world.set_mode(uuid, ComputeMode::ExclusiveProcess);
         }
         if let Some(ledger) = self.ledger() {
@@ -237,54 +218,6 @@ impl Scenario {
         let mut known = self.inventory.clone();
         known.gpus.iter_mut().for_each(otherwise);
         Some(serde_json::json!({"version": 1, "gpus": known}).to_string())
-    }
-
-    pub fn config(mut self, config: &'static str) -> Self {
-        self.config = config;
-        self
-    }
-
-    pub fn devices(mut self, change: impl FnOnce(&mut Devices)) -> Self {
-        change(&mut self.devices);
-        self
-    }
-
-    pub fn exclusive(mut self, gpu: usize) -> Self {
-        self.exclusive = Some(gpu);
-        self
-    }
-
-    pub fn gpus(mut self, change: impl FnOnce(&mut Vec<Gpu>)) -> Self {
-        change(&mut self.inventory.gpus);
-        self
-    }
-
-    pub fn step(mut self) -> Self {
-        self.step = true;
-        self
-    }
-
-    /// For another scheduler, on this one of the job's nodes.
-    pub fn of(mut self, scheduler: Scheduler, sister: bool) -> Self {
-        (self.scheduler, self.sister) = (scheduler, sister);
-        self
-    }
-
-    /// As Slurm's plugin calls us: another process finishes the start, and the tasks read failures.
-    pub fn detached(mut self) -> Self {
-        self.when = ReturnWhen::Started;
-        self.recorded()
-    }
-
-    /// As OpenPBS's hook calls us: the record says from the beginning that the start is under way.
-    pub fn announced(mut self) -> Self {
-        self.when = ReturnWhen::Announced;
-        self.recorded()
-    }
-
-    pub fn recorded(mut self) -> Self {
-        self.record = true;
-        self
     }
 
     pub fn id(&self) -> JobId {

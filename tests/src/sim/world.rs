@@ -73,12 +73,8 @@ pub struct World {
 impl World {
     pub fn new(inventory: Inventory) -> Self {
         let paths = paths();
-        let directories = [
-            paths.run().to_owned(),
-            paths.jobs(),
-            paths.gpus(),
-            paths.shared(),
-        ];
+        let run = paths.run().to_owned();
+        let directories = [run, paths.jobs(), paths.gpus(), paths.shared()];
         Self {
             inventory,
             files: directories.map(|path| (path, None)).into(),
@@ -106,6 +102,7 @@ impl World {
         let text = self.text(&paths().job(job).file(JOURNAL))?;
         Some(Journal::parse(&text).expect("a journal"))
     }
+
     pub fn record(&self, job: &JobId) -> Option<Record> {
         let text = self.text(&paths().job(job).record())?;
         Some(Record::parse(&text).expect("a record"))
@@ -116,8 +113,9 @@ impl World {
     }
 
     pub fn users_directories(&self, job: &JobId) -> usize {
-        let (paths, all) = (paths().job(job), self.files.iter());
+        let paths = paths().job(job);
         let below = |path: &Path| path.parent() == Some(paths.directory());
+        let all = self.files.iter();
         all.filter(|(path, entry)| below(path) && entry.is_none())
             .count()
     }
@@ -156,39 +154,24 @@ impl World {
 
     /// A living `mpsd` starts what its job still lacks, and ends if its directories are gone.
     pub fn settle(&mut self) {
-        let supervisors: Vec<(i32, Living)> = self
-            .processes
-            .iter()
-            .filter(|(_, p)| p.role == Role::Supervisor && p.state == 'S')
-            .map(|(pid, p)| (*pid, p.clone()))
-            .collect();
+        let mut supervisors = self.processes.clone();
+        supervisors.retain(|_, p| p.role == Role::Supervisor && p.state == 'S');
         for (pid, mpsd) in supervisors {
             if self.users_directories(&mpsd.job) == 0 {
                 self.processes.remove(&pid);
                 continue;
             }
-            let lacks = |role| !self.has_process(&mpsd.job, |p| p.role == role);
-            let starts = |role: &Role| !self.stillborn && lacks(*role);
-            let starting: Vec<Role> = [Role::Control, Role::Server]
-                .into_iter()
-                .filter(starts)
-                .collect();
-            for role in starting {
-                let has_context = role == Role::Server;
-                let gpus = mpsd.gpus.iter().filter(|_| has_context).cloned().collect();
-                self.spawn(Living {
-                    role,
-                    gpus,
-                    ..mpsd.clone()
-                });
+            for role in [Role::Control, Role::Server] {
+                if self.stillborn || self.has_process(&mpsd.job, |p| p.role == role) {
+                    continue;
+                }
+                let mut started = mpsd.clone();
+                if role == Role::Control {
+                    started.gpus.clear();
+                }
+                self.spawn(Living { role, ..started });
             }
         }
-    }
-
-    /// A start of `job` begins or has failed, so what was proved of an earlier one no longer
-    /// counts.
-    pub fn forget_proof(&mut self, job: &JobId) {
-        self.proved.remove(job);
     }
 
     /// What the tests compare: what a job may change on the node.

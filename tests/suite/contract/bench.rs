@@ -16,7 +16,9 @@ use tests::node_bed::kill;
 use tests::run::chmod;
 
 use crate::client::Client;
-use crate::processes::{Ended, Running, USER, command, run, spawn};
+use tests::child::Ran;
+
+use crate::processes::{Running, USER, command, run, spawn};
 
 pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const HANGS: Duration = Duration::from_secs(1);
@@ -45,6 +47,7 @@ pub struct Daemon {
     pub log: PathBuf,
     process: Option<Running>,
 }
+
 pub fn nvidia() -> bool {
     match std::env::var("MPS_SUBJECT").as_deref() {
         Ok("nvidia") => true,
@@ -97,6 +100,7 @@ impl Bench {
         }
         Some(bench)
     }
+
     pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Arc<Bench> {
         let dir = directory();
         let builder = NodeDouble::builder().at(dir.path().join("node"));
@@ -115,10 +119,8 @@ impl Bench {
 
     fn of_nvidia() -> Bench {
         let usual = ["/usr", "/usr/local/nvidia", "/usr/local", "/opt/nvidia"];
-        let mut usual = usual
-            .iter()
-            .map(|d| Path::new(d).join("bin/nvidia-cuda-mps-control"));
-        let control = usual.find(|p| p.exists());
+        let usual = usual.map(|dir| Path::new(dir).join("bin/nvidia-cuda-mps-control"));
+        let control = usual.into_iter().find(|path| path.exists());
         let control = control.expect("nvidia-cuda-mps-control lies in one of the usual places");
         let probe = std::env::var_os("MPS_PROBE").expect("MPS_PROBE names the program mps-probe");
         let dir = directory();
@@ -137,25 +139,17 @@ impl Bench {
             sms: g["sms"].as_u64().expect("a number") as u32,
         };
         let seen = Client::new(&bench).run();
-        let gpus = seen.record()["gpus"].as_array();
-        bench.gpus = gpus
-            .expect("the machine has a GPU")
-            .iter()
-            .map(fact)
-            .collect();
+        let gpus = seen.record()["gpus"]
+            .as_array()
+            .expect("the machine has a GPU");
+        bench.gpus = gpus.iter().map(fact).collect();
         bench
     }
 
-    pub fn control(
-        &self,
-        uid: u32,
-        arguments: &[&str],
-        env: &[(&str, &str)],
-        input: &str,
-    ) -> Ended {
-        let mut command = command(&self.control, uid, env);
+    pub fn control(&self, arguments: &[&str], env: &[(&str, &str)]) -> Ran {
+        let mut command = command(&self.control, USER, env);
         command.args(arguments);
-        run(command, input, PATIENCE)
+        run(command, "", PATIENCE)
     }
 
     pub fn directories(self: &Arc<Self>) -> Daemon {
@@ -215,10 +209,8 @@ impl Daemon {
     /// Root starts it through this program, which must drop to the user itself.
     pub fn start_through(&mut self, wrapper: &[&str]) {
         let mut command = command(wrapper[0], 0, &self.env());
-        command
-            .args(&wrapper[1..])
-            .arg(&self.bench.control)
-            .arg("-f");
+        command.args(&wrapper[1..]).arg(&self.bench.control);
+        command.arg("-f");
         self.started(command);
     }
 
@@ -231,11 +223,16 @@ impl Daemon {
 
     pub fn answers(&self) -> bool {
         let get = "get_default_active_thread_percentage";
-        wait_until(PATIENCE, || self.say(get).code() == 0)
+        wait_until(PATIENCE, || self.say(get).code == Some(0))
     }
 
     pub fn pid(&self) -> u32 {
         self.process.as_ref().expect("a daemon").pid()
+    }
+
+    /// The daemon that started its server.
+    pub fn parent_of_server(&self) -> Option<u32> {
+        Some(look::process(self.server()?)?.parent)
     }
 
     pub fn process(&mut self) -> &mut Running {
@@ -249,17 +246,17 @@ impl Daemon {
         status.code()
     }
 
-    pub fn say(&self, lines: &str) -> Ended {
+    pub fn say(&self, lines: &str) -> Ran {
         self.say_as(USER, lines)
     }
 
-    pub fn say_as(&self, uid: u32, lines: &str) -> Ended {
-        self.bench
-            .control(uid, &[], &self.env(), &format!("{lines}\n"))
+    pub fn say_as(&self, uid: u32, lines: &str) -> Ran {
+        let command = command(&self.bench.control, uid, &self.env());
+        run(command, &format!("{lines}\n"), PATIENCE)
     }
 
     pub fn hangs(&self, lines: &str) -> bool {
-        self.begin(lines).finish(HANGS).hung
+        self.begin(lines).finish(HANGS).hung()
     }
 
     /// Does not wait for its end.
@@ -269,8 +266,8 @@ impl Daemon {
     }
 
     pub fn log_text(&self) -> String {
-        let written = self.process.as_ref().map(Running::written);
-        written.unwrap_or_default().concat()
+        let process = self.process.as_ref();
+        process.map_or(String::new(), |process| process.so_far().said())
     }
 
     #[track_caller]
@@ -280,10 +277,11 @@ impl Daemon {
     }
 
     pub fn server(&self) -> Option<u32> {
-        self.say("get_server_list").out.trim().parse().ok()
+        self.say("get_server_list").stdout.trim().parse().ok()
     }
 
-    /// Starts a server and waits until it is ready and has logged its limits.
+    /// Waits until it is ready and has logged its limits. `mpsd` believes that log, which needs no
+    /// session, and does not ask.
     pub fn start_server(&self) -> u32 {
         self.say(&format!("start_server -uid {USER}"));
         self.logs("Server has started");
@@ -301,12 +299,13 @@ impl Daemon {
     pub fn client(&self) -> Client {
         Client::new(&self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }
+
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.pipe).expect("it is ours").flatten();
         let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
-        let mut names: Vec<String> = names.collect();
-        names.sort();
-        names
+        std::collections::BTreeSet::from_iter(names)
+            .into_iter()
+            .collect()
     }
 }
 
@@ -315,7 +314,7 @@ impl Drop for Daemon {
         let control = self.bench.control.canonicalize().unwrap();
         let ours =
             |pid: &u32| look::process(*pid).is_some_and(|p| p.uid == USER && p.exe == control);
-        let Some(daemon) = self.process.as_ref().map(Running::pid).filter(ours) else {
+        let Some(daemon) = self.process.as_ref().map(|own| own.pid()).filter(ours) else {
             return;
         };
         let all = look::processes().into_iter();

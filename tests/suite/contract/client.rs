@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::child::Ran;
 use tests::double::look::wait_until;
 
 use crate::bench::{Bench, PIPE, nvidia};
-use crate::processes::{Ended, Running, USER, command, spawn};
+use crate::processes::{Running, USER, command, spawn};
 
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const PATIENCE: Duration = Duration::from_secs(40);
+
 #[derive(Debug)]
 pub struct Client {
     program: Vec<String>,
@@ -19,9 +22,10 @@ pub struct Client {
     arguments: Vec<String>,
     wrapper: Vec<String>,
 }
+
 #[derive(Debug)]
 pub struct Outcome {
-    pub ended: Ended,
+    pub ended: Ran,
     records: Vec<Value>,
 }
 
@@ -43,11 +47,13 @@ impl Client {
             wrapper: Vec::new(),
         }
     }
+
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.retain(|(n, _)| n != name);
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
+
     pub fn user(mut self, uid: u32) -> Self {
         self.uid = uid;
         self
@@ -70,8 +76,8 @@ impl Client {
     }
 
     pub fn holding(mut self, seconds: u32) -> Self {
-        self.arguments
-            .extend(["--hold".into(), seconds.to_string()]);
+        let words = ["--hold".to_owned(), seconds.to_string()];
+        self.arguments.extend(words);
         self
     }
 
@@ -96,17 +102,27 @@ impl Client {
     }
 
     pub fn spawn(&self) -> Running {
-        let env: Vec<(&str, &str)> = self
-            .env
-            .iter()
-            .map(|(n, v)| (n.as_str(), v.as_str()))
-            .collect();
+        let env = self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        let env: Vec<(&str, &str)> = env.collect();
         let words = [&self.wrapper[..], &self.program, &self.arguments].concat();
         let uid = if self.wrapper.is_empty() { self.uid } else { 0 };
         let mut command = command(&words[0], uid, &env);
         command.args(&words[1..]);
         spawn(command, "")
     }
+
+    /// The UUIDs that it sees with this `CUDA_VISIBLE_DEVICES`, or the number of its error.
+    pub fn sees(self, variable: Option<&str>) -> Result<Vec<String>, u64> {
+        let with = |client: Self, value| client.env(VISIBLE, value);
+        let outcome = variable.into_iter().fold(self, with).run();
+        if let Some(error) = outcome.error() {
+            return Err(error);
+        }
+        let record = outcome.record();
+        assert!(under_mps(record), "{record}");
+        Ok(uuids(record))
+    }
+
     pub fn run(&self) -> Outcome {
         self.run_within(PATIENCE)
     }
@@ -125,7 +141,7 @@ impl Client {
         let mut line = None;
         wait_until(PATIENCE, || {
             let over = running.ended_within(Duration::ZERO).is_some();
-            let [out, _] = running.written();
+            let out = running.stdout_so_far();
             line = out.split_once('\n').map(|(line, _)| line.to_owned());
             line.is_some() || over
         });
@@ -136,13 +152,13 @@ impl Client {
         }
         // Its last words may be in the pipe still.
         let ended = running.finish(PATIENCE);
-        Err(ended.out + &ended.err)
+        Err(ended.said())
     }
 }
 
 impl Outcome {
-    fn of(ended: Ended) -> Outcome {
-        let lines = ended.out.lines();
+    fn of(ended: Ran) -> Outcome {
+        let lines = ended.stdout.lines();
         let records = lines.filter_map(|l| serde_json::from_str(l).ok()).collect();
         Outcome { ended, records }
     }
@@ -165,9 +181,11 @@ impl Holding {
     pub fn pid(&self) -> u32 {
         self.record["pid"].as_u64().expect("every record has a pid") as u32
     }
+
     pub fn signal(&self, signal: Signal) {
         self.running.signal(signal);
     }
+
     pub fn finish(self) -> Outcome {
         Outcome::of(self.running.finish(PATIENCE))
     }
@@ -176,6 +194,13 @@ impl Holding {
 pub fn under_mps(record: &Value) -> bool {
     record["under_mps"] == true
 }
+
+pub fn uuids(record: &Value) -> Vec<String> {
+    let gpus = record["gpus"].as_array().expect("GPUs").iter();
+    let uuids = gpus.filter_map(|gpu| gpu["uuid"].as_str());
+    uuids.map(str::to_owned).collect()
+}
+
 pub fn of_first_gpu(record: &Value, name: &str) -> u64 {
     let number = record["gpus"][0][name].as_u64();
     number.unwrap_or_else(|| panic!("no {name} in {record}"))
@@ -196,4 +221,13 @@ pub fn drop_to_user() -> Vec<&'static str> {
     assert!(Path::new(setpriv).exists(), "no setpriv of util-linux");
     let ids = ["--reuid", "54321", "--regid", "54321"];
     [&[setpriv], &ids[..], &["--clear-groups"]].concat()
+}
+
+pub fn unshared<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    [&["/usr/bin/unshare"], options, &drop_to_user()].concat()
+}
+
+/// A mount namespace in which a script of mounts runs first, then the user.
+pub fn mounted(script: &str) -> Vec<&str> {
+    unshared(&["--mount", "/bin/sh", "-e", "-c", script, "sh"])
 }

@@ -16,7 +16,7 @@ fn a_client_without_a_daemon_runs_outside_mps_without_an_error() {
     let outcome = Client::new(&bench).run();
     let record = outcome.record();
     assert!(!under_mps(record), "{record}");
-    assert_eq!((outcome.error(), outcome.ended.code()), (None, 0));
+    assert_eq!((outcome.error(), outcome.ended.code), (None, Some(0)));
     assert_eq!(of_first_gpu(record, "sms"), u64::from(bench.gpus[0].sms));
 }
 
@@ -39,24 +39,22 @@ fn a_client_is_listed_two_ways() {
     let list = format!("get_client_list {server}");
     // Before any client exists.
     for command in ["ps", &list] {
-        assert_eq!(daemon.say(command).out, "", "to '{command}'");
+        assert_eq!(daemon.say(command).stdout, "", "to '{command}'");
     }
     let client = daemon.client().on_first_gpu().holding(20).hold();
     let pid = client.pid().to_string();
-    assert_eq!(daemon.say(&list).out, format!("{pid}\n"));
-    let ps = daemon.say("ps").out;
+    assert_eq!(daemon.say(&list).stdout, format!("{pid}\n"));
+    let ps = daemon.say("ps").stdout;
     let mut rows = ps
         .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        .map(|line| Vec::from_iter(line.split_whitespace()));
     let heads = ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"];
     assert_eq!(rows.next().expect("heads"), heads);
     let cells = rows.next().expect("a row");
     // Recorded: the UUID is shortened, so no other program accepts it as a GPU's name.
     let shortened = &bench.gpus[0].uuid[..22];
-    assert_eq!(
-        [cells[0], cells[2], cells[3]],
-        [&pid, &server.to_string(), shortened]
-    );
+    let told = [cells[0], cells[2], cells[3]];
+    assert_eq!(told, [&pid, &server.to_string(), shortened]);
 }
 
 #[test]
@@ -68,7 +66,7 @@ fn terminate_client_answers_0_and_the_clients_next_call_fails_with_810() {
     unknown.answers("Invalid process 999999!\n1\n");
     let ended = daemon.say(&format!("terminate_client {server} {}", client.pid()));
     ended.answers("0\n");
-    assert_within(ended.took, Duration::from_secs(1));
+    assert_within(ended.wall, Duration::from_secs(1));
     let outcome = client.finish();
     assert_eq!(outcome.error(), Some(810), "{:?}", outcome.ended);
     daemon.assert_active(server);
@@ -81,7 +79,7 @@ fn a_killed_client_hurts_no_other() {
     let client = daemon.client().holding(20).hold();
     client.signal(Signal::SIGKILL);
     drop(client);
-    assert!(wait_until(PATIENCE, || daemon.say("ps").out.is_empty()));
+    assert!(wait_until(PATIENCE, || daemon.say("ps").stdout.is_empty()));
     daemon.assert_active(server);
     assert!(under_mps(daemon.client().run().record()));
     assert_eq!(daemon.server(), Some(server));
@@ -108,7 +106,7 @@ fn a_stranger_who_may_not_enter_the_pipe_runs_outside_mps() {
     chmod(&daemon.pipe, 0o700);
     let outcome = daemon.client().user(STRANGER).run();
     assert!(!under_mps(outcome.record()));
-    assert_eq!(daemon.say_as(STRANGER, "get_server_list").code(), 1);
+    assert_eq!(daemon.say_as(STRANGER, "get_server_list").code, Some(1));
     assert_eq!(daemon.server(), Some(server));
 }
 
@@ -121,10 +119,8 @@ fn at_once(client: &Client, count: usize) -> (usize, Vec<String>) {
     });
     let is_served = |client: &&Holding| under_mps(&client.record);
     let served = results.iter().flatten().filter(is_served).count();
-    (
-        served,
-        results.into_iter().filter_map(Result::err).collect(),
-    )
+    let refused = results.into_iter().filter_map(Result::err);
+    (served, refused.collect())
 }
 
 #[test]
@@ -140,21 +136,16 @@ fn the_more_connections_a_client_wants_the_fewer_are_served_and_the_next_ones_fa
     for (connections, most) in [("1", 48), ("8", 15), ("32", 3)] {
         let daemon = Daemon::new();
         daemon.start_server();
-        let client = daemon
-            .client()
-            .env("CUDA_DEVICE_MAX_CONNECTIONS", connections);
-        let (served, refused) = at_once(&client.holding(60), most + 2);
-        assert_eq!(
-            (served, refused.len()),
-            (most, 2),
-            "{connections}: {refused:?}"
-        );
+        let client = daemon.client().holding(60);
+        let client = client.env("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        let (served, refused) = at_once(&client, most + 2);
+        let told = format!("{connections}: {refused:?}");
+        assert_eq!((served, refused.len()), (most, 2), "{told}");
         let codes = ["\"code\":808", "\"code\":809", "\"code\":2,"];
-        let is_known = |said: &String| {
-            codes
-                .iter()
-                .any(|code| said.replace(' ', "").contains(code))
-        };
-        assert!(refused.iter().all(is_known), "{connections}: {refused:?}");
+        let mut said = refused.iter().map(|said| said.replace(' ', ""));
+        assert!(
+            said.all(|said| codes.iter().any(|code| said.contains(code))),
+            "{told}"
+        );
     }
 }

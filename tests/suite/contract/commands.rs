@@ -17,8 +17,8 @@ fn without_a_daemon_every_command_fails_with_1() {
     let nothing = Bench::new().directories();
     for command in ["get_server_list", "quit", "help"] {
         let ended = nothing.say(command);
-        let told = (ended.code(), ended.out.as_str(), ended.err.as_str());
-        let expected = (1, "", "Cannot find MPS control daemon process\n");
+        let told = (ended.code, ended.stdout.as_str(), ended.stderr.as_str());
+        let expected = (Some(1), "", "Cannot find MPS control daemon process\n");
         assert_eq!(told, expected, "{command}");
     }
 }
@@ -47,20 +47,13 @@ fn queries_before_there_is_a_server() {
 
 #[test]
 fn a_refused_percentage_answers_the_unchanged_value() {
+    let set = "set_default_active_thread_percentage";
+    let refused = ["0", "101", "abc", "NaN", ""].map(|value| (value, "25.0\n"));
+    let taken = [("12.5", "12.5\n"), ("33.333", "33.3\n"), ("100", "100.0\n")];
+    let all = [("25", "25.0\n")].into_iter().chain(refused).chain(taken);
     let daemon = Daemon::new();
-    for (value, answer) in [
-        ("25", "25.0\n"),
-        ("0", "25.0\n"),
-        ("101", "25.0\n"),
-        ("abc", "25.0\n"),
-        ("NaN", "25.0\n"),
-        ("", "25.0\n"),
-        ("12.5", "12.5\n"),
-        ("33.333", "33.3\n"),
-        ("100", "100.0\n"),
-    ] {
-        let set = format!("set_default_active_thread_percentage {value}");
-        daemon.say(&set).answers(answer);
+    for (value, answer) in all {
+        daemon.say(&format!("{set} {value}")).answers(answer);
     }
 }
 
@@ -162,7 +155,7 @@ fn root_may_set_and_quit() {
     let mut daemon = Daemon::new();
     let set = "set_default_active_thread_percentage 40";
     daemon.say_as(0, set).answers("40.0\n");
-    assert_eq!(daemon.say_as(0, "quit").code(), 0);
+    assert_eq!(daemon.say_as(0, "quit").code, Some(0));
     daemon.ends();
 }
 
@@ -175,8 +168,8 @@ fn the_log_has_each_command_of_a_session_as_it_was_said() {
         let end = format!("] Cmd:{command}");
         daemon.logs(&format!("{end}\n"));
         let text = daemon.log_text();
-        let by = text
-            .lines()
+        let mut lines = text.lines();
+        let by = lines
             .find_map(|line| line.strip_suffix(&end))
             .expect("the line");
         assert!(by.contains(" Control "), "{text}");

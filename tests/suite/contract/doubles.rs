@@ -1,6 +1,7 @@
 //! The doubles' NVML, and faults that the fault matrix could not tell from no fault. Not tried with
 //! NVIDIA's program.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,10 +34,11 @@ fn open(node: &NodeDouble) -> Result<Nvml, NvmlError> {
 
 #[test]
 fn a_server_can_be_in_a_state() {
-    for (server, status) in [
+    let states = [
         ("initializing", "INITIALIZING\n"),
         ("fault-state", "FAULT\n"),
-    ] {
+    ];
+    for (server, status) in states {
         let Some(bench) = faulty(|f| f.server = server.into()) else {
             return;
         };
@@ -44,7 +46,7 @@ fn a_server_can_be_in_a_state() {
         daemon.say(&format!("start_server -uid {USER}"));
         assert!(wait_until(PATIENCE, || daemon.server().is_some()));
         let get = format!("get_server_status {}", daemon.server().unwrap());
-        assert!(wait_until(PATIENCE, || daemon.say(&get).out == status));
+        assert!(wait_until(PATIENCE, || daemon.say(&get).stdout == status));
     }
 }
 
@@ -59,10 +61,10 @@ fn answers_can_lie_be_cut_off_or_not_come() {
     };
     let Some(bench) = faulty(faults) else { return };
     let daemon = bench.daemon();
-    assert_eq!(daemon.say(&format!("{set} 25")).out, "25");
-    assert_eq!(daemon.say(&get).out, "100.0\n");
+    assert_eq!(daemon.say(&format!("{set} 25")).stdout, "25");
+    assert_eq!(daemon.say(&get).stdout, "100.0\n");
     let refused = "Not enough privilege to execute quit command\n";
-    assert_eq!(daemon.say("quit").out, refused);
+    assert_eq!(daemon.say("quit").stdout, refused);
     assert!(daemon.hangs("ps"));
 }
 
@@ -108,19 +110,12 @@ fn nvml_lists_servers_and_clients_as_recorded() {
         UsedGpuMemory::Unavailable => 0,
     };
     let all = gpu.running_compute_processes().unwrap();
-    let mut plain: Vec<_> = all
-        .iter()
-        .map(|p| (p.pid, mib(&p.used_gpu_memory)))
-        .collect();
-    plain.sort();
-    let mut expected = vec![(server, 66), (client.pid(), 514)];
-    expected.sort();
-    assert_eq!(plain, expected);
+    let found = all.iter().map(|p| (p.pid, mib(&p.used_gpu_memory)));
+    let expected = [(server, 66), (client.pid(), 514)];
+    assert_eq!(BTreeSet::from_iter(found), BTreeSet::from(expected));
     let clients = gpu.mps_running_compute_processes().unwrap();
-    assert_eq!(
-        clients.iter().map(|p| p.pid).collect::<Vec<_>>(),
-        [client.pid()]
-    );
+    let clients = clients.iter().map(|p| p.pid);
+    assert_eq!(Vec::from_iter(clients), [client.pid()]);
     drop(client);
     let only_servers = || node.contexts().iter().all(|(_, c)| c.kind == "server");
     assert!(wait_until(PATIENCE, only_servers));

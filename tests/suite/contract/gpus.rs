@@ -1,26 +1,7 @@
 //! Which GPUs a client sees behind a daemon that sees only some of them.
 
 use crate::bench::Bench;
-use crate::client::{Client, of_first_gpu, under_mps};
-
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-
-/// The UUIDs that a client sees with this `CUDA_VISIBLE_DEVICES`, or the number of its error.
-fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
-    let outcome = match variable {
-        Some(value) => client.env(VISIBLE, value).run(),
-        None => client.run(),
-    };
-    if let Some(error) = outcome.error() {
-        return Err(error);
-    }
-    let record = outcome.record();
-    assert!(under_mps(record), "{record}");
-    let gpus = record["gpus"].as_array().unwrap().iter();
-    Ok(gpus
-        .map(|g| g["uuid"].as_str().unwrap().to_owned())
-        .collect())
-}
+use crate::client::{VISIBLE, of_first_gpu};
 
 fn two(bench: &Bench) -> [String; 2] {
     [0, 1].map(|n: usize| bench.gpus[n].uuid.clone())
@@ -33,9 +14,9 @@ fn behind_a_daemon_of_one_gpu_none_its_uuid_and_index_0_work_and_index_1_fails_w
     let daemon = bench.daemon_with(&[(VISIBLE, &uuid)]);
     let one = Ok(vec![uuid.clone()]);
     for variable in [None, Some(uuid.as_str()), Some("0")] {
-        assert_eq!(seen(daemon.client(), variable), one, "{variable:?}");
+        assert_eq!(daemon.client().sees(variable), one, "{variable:?}");
     }
-    assert_eq!(seen(daemon.client(), Some("1")), Err(100));
+    assert_eq!(daemon.client().sees(Some("1")), Err(100));
 }
 
 #[test]
@@ -50,14 +31,11 @@ fn a_daemon_confined_to_the_second_gpu_renumbers_it() {
         let daemon = bench.daemon_with(&[(VISIBLE, confined)]);
         for variable in [None, Some("0"), Some(&uuid), Some(&first)] {
             let one = Ok(vec![uuid.clone()]);
-            assert_eq!(seen(daemon.client(), variable), one, "{variable:?}");
+            assert_eq!(daemon.client().sees(variable), one, "{variable:?}");
         }
         for variable in ["1", &foreign, &last] {
-            assert_eq!(
-                seen(daemon.client(), Some(variable)),
-                Err(100),
-                "{variable}"
-            );
+            let seen = daemon.client().sees(Some(variable));
+            assert_eq!(seen, Err(100), "{variable}");
         }
     }
 }
@@ -69,8 +47,8 @@ fn the_order_of_a_daemons_gpus_is_that_of_the_bus_whatever_it_was_told() {
     };
     let [first, second] = two(&bench);
     let daemon = bench.daemon_with(&[(VISIBLE, &format!("{second},{first}"))]);
-    assert_eq!(seen(daemon.client(), None), Ok(vec![first.clone(), second]));
-    assert_eq!(seen(daemon.client(), Some("0")), Ok(vec![first]));
+    assert_eq!(daemon.client().sees(None), Ok(vec![first.clone(), second]));
+    assert_eq!(daemon.client().sees(Some("0")), Ok(vec![first]));
 }
 
 #[test]

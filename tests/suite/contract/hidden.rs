@@ -9,9 +9,8 @@ use tempfile::TempDir;
 use tests::run::chmod;
 
 use crate::bench::{Bench, Daemon, GpuFact, not_verified, nvidia};
-use crate::client::{Client, drop_to_user, of_first_gpu, under_mps};
+use crate::client::{Client, VISIBLE, mounted, of_first_gpu, uuids};
 
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Mounts the file with mode 0000 over the others, as `mpsd/sys/src/spawn/exec.rs` does.
 const HIDES: &str =
     "mount --make-rslave /; for file in $HIDDEN; do mount --bind $CLOSED $file; done; exec \"$@\"";
@@ -26,14 +25,10 @@ fn device(uuid: &str) -> PathBuf {
     let all = fs::read_dir("/proc/driver/nvidia/gpus")
         .expect("the driver's list")
         .flatten();
-    let mut texts =
-        all.filter_map(|entry| fs::read_to_string(entry.path().join("information")).ok());
-    let own = texts
-        .find(|text| text.contains(uuid))
-        .expect("the driver lists the GPU");
-    let minor = own
-        .lines()
-        .find_map(|line| line.strip_prefix("Device Minor:"));
+    let mut texts = all.flat_map(|entry| fs::read_to_string(entry.path().join("information")));
+    let own = texts.find(|text| text.contains(uuid)).expect("the GPU");
+    let mut lines = own.lines();
+    let minor = lines.find_map(|line| line.strip_prefix("Device Minor:"));
     format!("/dev/nvidia{}", minor.expect("its minor number").trim()).into()
 }
 
@@ -75,41 +70,15 @@ impl Node {
         let closed = self.room.path().join("closed");
         fs::write(&closed, "").expect("it is ours");
         chmod(&closed, 0);
-        let others = self
-            .files
-            .iter()
-            .enumerate()
-            .filter(|(gpu, _)| !seen.contains(gpu));
+        let files = self.files.iter().enumerate();
+        let others = files.filter(|(gpu, _)| !seen.contains(gpu));
         let others: Vec<String> = others.map(|(_, file)| file.display().to_string()).collect();
-        let own = [
-            format!("HIDDEN={}", others.join(" ")),
-            format!("CLOSED={}", closed.display()),
-        ];
-        let unshare = [
-            "/usr/bin/unshare",
-            "--mount",
-            "/bin/sh",
-            "-e",
-            "-c",
-            HIDES,
-            "sh",
-        ];
-        let plain = |words: &[&str]| {
-            words
-                .iter()
-                .map(|word| (*word).to_owned())
-                .collect::<Vec<_>>()
-        };
-        let (first, last) = (plain(&["/usr/bin/env"]), plain(&["/usr/bin/env"]));
-        [
-            first,
-            own.to_vec(),
-            plain(&unshare),
-            plain(&drop_to_user()),
-            last,
-            env.to_vec(),
-        ]
-        .concat()
+        let hidden = format!("HIDDEN={}", others.join(" "));
+        let closed = format!("CLOSED={}", closed.display());
+        let first = ["/usr/bin/env", &hidden, &closed];
+        let words = [&first, &mounted(HIDES)[..], &["/usr/bin/env"]].concat();
+        let words = words.into_iter().map(str::to_owned);
+        words.chain(env.iter().cloned()).collect()
     }
 
     fn daemon(&self, seen: &[usize]) -> Daemon {
@@ -126,23 +95,6 @@ impl Node {
     }
 }
 
-/// The UUIDs that a client sees with this `CUDA_VISIBLE_DEVICES`, or the number of its error.
-fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
-    let client = variable
-        .into_iter()
-        .fold(client, |client, value| client.env(VISIBLE, value));
-    let outcome = client.run();
-    if let Some(error) = outcome.error() {
-        return Err(error);
-    }
-    let record = outcome.record();
-    assert!(under_mps(record), "{record}");
-    let gpus = record["gpus"].as_array().expect("GPUs").iter();
-    Ok(gpus
-        .map(|gpu| gpu["uuid"].as_str().expect("a UUID").to_owned())
-        .collect())
-}
-
 #[test]
 fn a_daemon_that_cannot_open_the_first_gpu_shows_the_second_by_uuid_and_as_index_0() {
     let Some(node) = Node::with_gpus(2) else {
@@ -151,18 +103,12 @@ fn a_daemon_that_cannot_open_the_first_gpu_shows_the_second_by_uuid_and_as_index
     let daemon = node.daemon(&[1]);
     let [foreign, uuid] = [node.uuid(0), node.uuid(1)];
     for variable in [None, Some("0"), Some(uuid.as_str())] {
-        assert_eq!(
-            seen(daemon.client(), variable),
-            Ok(vec![uuid.clone()]),
-            "{variable:?}"
-        );
+        let one = Ok(vec![uuid.clone()]);
+        assert_eq!(daemon.client().sees(variable), one, "{variable:?}");
     }
     for variable in ["1", &foreign] {
-        assert_eq!(
-            seen(daemon.client(), Some(variable)),
-            Err(100),
-            "{variable}"
-        );
+        let seen = daemon.client().sees(Some(variable));
+        assert_eq!(seen, Err(100), "{variable}");
     }
 }
 
@@ -181,9 +127,9 @@ fn its_limits_hold_by_uuid_and_by_index_0_and_its_clients_are_listed() {
         let limited = of_first_gpu(&client.record, "free_mib") <= 5120;
         assert_eq!(limited, holds, "limit by {name}");
         assert!(of_first_gpu(&client.record, "sms") < u64::from(node.bench.gpus[1].sms));
-        let list = daemon.say(&format!("get_client_list {server}")).out;
+        let list = daemon.say(&format!("get_client_list {server}")).stdout;
         assert_eq!(list, format!("{}\n", client.pid()));
-        assert!(daemon.say("ps").out.contains(&uuid[..22]));
+        assert!(daemon.say("ps").stdout.contains(&uuid[..22]));
     }
 }
 
@@ -194,7 +140,7 @@ fn a_client_that_cannot_open_the_other_gpu_either_is_served() {
     };
     let daemon = node.daemon(&[1]);
     let client = node.hidden(daemon.client(), &[1]);
-    assert_eq!(seen(client, None), Ok(vec![node.uuid(1)]));
+    assert_eq!(client.sees(None), Ok(vec![node.uuid(1)]));
 }
 
 #[test]
@@ -204,13 +150,10 @@ fn two_gpus_of_three_are_served_side_by_side() {
     };
     let daemon = node.daemon(&[0, 2]);
     let uuids = [node.uuid(0), node.uuid(2)];
-    assert_eq!(seen(daemon.client(), None), Ok(uuids.to_vec()));
+    assert_eq!(daemon.client().sees(None), Ok(uuids.to_vec()));
     for (index, uuid) in uuids.into_iter().enumerate() {
-        assert_eq!(
-            seen(daemon.client(), Some(&index.to_string())),
-            Ok(vec![uuid]),
-            "{index}"
-        );
+        let seen = daemon.client().sees(Some(&index.to_string()));
+        assert_eq!(seen, Ok(vec![uuid]), "{index}");
     }
 }
 
@@ -221,7 +164,5 @@ fn a_program_does_not_see_a_gpu_that_it_cannot_open() {
         return;
     };
     let outcome = node.hidden(Client::new(&node.bench), &[1]).run();
-    let gpus = outcome.record()["gpus"].as_array().expect("GPUs").iter();
-    let uuids: Vec<&str> = gpus.filter_map(|gpu| gpu["uuid"].as_str()).collect();
-    assert_eq!(uuids, [node.uuid(1)]);
+    assert_eq!(uuids(outcome.record()), [node.uuid(1)]);
 }

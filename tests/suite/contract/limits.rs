@@ -17,14 +17,6 @@ fn client(daemon: &Daemon, name: &str, value: &str) -> Value {
 }
 
 #[test]
-fn without_limits_a_client_has_the_whole_gpu() {
-    let bench = Bench::new();
-    let record = client(&bench.daemon(), "NOTHING", "");
-    assert!(unlimited(&record), "{record}");
-    assert_eq!(of_first_gpu(&record, "sms"), u64::from(bench.gpus[0].sms));
-}
-
-#[test]
 fn a_percentage_leaves_an_even_number_of_multiprocessors_and_a_client_can_only_lower_it() {
     let bench = Bench::new();
     let all = bench.gpus[0].sms;
@@ -47,19 +39,6 @@ fn a_percentage_leaves_an_even_number_of_multiprocessors_and_a_client_can_only_l
 }
 
 #[test]
-fn a_memory_limit_set_by_uuid_or_index_holds() {
-    let bench = Bench::new();
-    for name in [bench.gpus[0].uuid.as_str(), "0"] {
-        let daemon = bench.daemon();
-        daemon.say(&format!(
-            "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit {name} 3G"
-        ));
-        let record = client(&daemon, "NOTHING", "");
-        assert!(limited_to(&record, 3072), "{name}: {record}");
-    }
-}
-
-#[test]
 fn of_a_limit_by_index_and_one_by_uuid_the_one_named_first_wins_whatever_is_set_later() {
     let bench = Bench::new();
     let set =
@@ -67,6 +46,8 @@ fn of_a_limit_by_index_and_one_by_uuid_the_one_named_first_wins_whatever_is_set_
     let uuid = bench.gpus[0].uuid.as_str();
     let threads = "set_default_active_thread_percentage 25\n";
     for (lines, mib) in [
+        (set(uuid, "3G"), 3072),
+        (set("0", "3G"), 3072),
         (set(uuid, "4G") + &set("0", "3G"), 4096),
         (set("0", "3G") + &set(uuid, "4G"), 3072),
         (set("0", "5G") + &set(uuid, "4G") + &set("0", "3G"), 3072),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::child::Ran;
 use tests::double::look::wait_until;
 use tests::double::visible::multiprocessors;
 use tests::node_bed::own_cgroup;
@@ -14,7 +15,7 @@ use tests::node_bed::own_cgroup;
 use crate::bench::{Bench, Daemon, PATIENCE, not_verified};
 use crate::client::{Client, drop_to_user, limited_to, of_first_gpu, under_mps, unlimited};
 use crate::limits::{MEMORY, THREADS};
-use crate::processes::{Ended, Running, USER};
+use crate::processes::{Running, USER};
 
 /// Removed when dropped, as soon as they are empty.
 struct Cgroups([PathBuf; 3]);
@@ -34,29 +35,21 @@ impl Cgroups {
 
     fn holds(&self, index: usize, pid: u32) -> bool {
         let members = fs::read_to_string(self.0[index].join("cgroup.procs"));
-        members
-            .unwrap_or_default()
-            .lines()
-            .any(|line| line == pid.to_string())
+        let pid = pid.to_string();
+        members.is_ok_and(|members| members.lines().any(|line| line == pid))
     }
 }
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
-        wait_until(PATIENCE, || {
-            self.0
-                .iter()
-                .all(|group| fs::remove_dir(group).is_ok() || !group.exists())
-        });
+        let is_gone = |group: &PathBuf| fs::remove_dir(group).is_ok() || !group.exists();
+        wait_until(PATIENCE, || self.0.iter().all(is_gone));
     }
 }
 
 fn words<'a>(first: &'a [String], then: &[&'a str]) -> Vec<&'a str> {
-    let first = first.iter().map(String::as_str);
-    first
-        .chain(then.iter().copied())
-        .chain(drop_to_user())
-        .collect()
+    let first: Vec<&str> = first.iter().map(String::as_str).collect();
+    [&first, then, &drop_to_user()].concat()
 }
 
 #[test]
@@ -73,19 +66,15 @@ fn one_server_serves_its_users_cgroups_and_sessions_though_the_daemons_starter_i
     let clients = [1, 2].map(|job| {
         let enter = cgroups.enter(job, "exec \"$@\"");
         let wrapper = words(&enter, &["/usr/bin/setsid", "--wait"]);
-        let client = daemon
-            .client()
-            .through(&wrapper)
-            .on_first_gpu()
-            .holding(3)
-            .hold();
+        let client = daemon.client().through(&wrapper).on_first_gpu();
+        let client = client.holding(3).hold();
         assert!(under_mps(&client.record) && cgroups.holds(job, client.pid()));
         client
     });
     let pids = clients.each_ref().map(|client| client.pid().to_string());
-    let listed = daemon.say(&format!("get_client_list {server}")).out;
+    let listed = daemon.say(&format!("get_client_list {server}")).stdout;
     assert_eq!(listed.lines().collect::<Vec<_>>(), pids);
-    let ps = daemon.say("ps").out;
+    let ps = daemon.say("ps").stdout;
     let rows = ps.lines().skip(1).map(|row| row.split_whitespace().next());
     let rows: Vec<&str> = rows.flatten().collect();
     assert_eq!(rows, pids);
@@ -96,11 +85,8 @@ fn one_server_serves_its_users_cgroups_and_sessions_though_the_daemons_starter_i
 }
 
 fn limited(daemon: &Daemon, threads: &str, memory: &str) -> Client {
-    daemon
-        .client()
-        .env(THREADS, threads)
-        .env(MEMORY, memory)
-        .allocating()
+    let client = daemon.client().allocating();
+    client.env(THREADS, threads).env(MEMORY, memory)
 }
 
 #[track_caller]
@@ -130,14 +116,11 @@ fn under_open_server_limits_clients_at_once_have_their_own_and_the_next_one_has_
 /// Two clients that launch kernels for three seconds, both connected.
 fn two_working(daemon: &Daemon, server: u32) -> [Running; 2] {
     let both = [(); 2].map(|()| daemon.client().working(3).spawn());
-    let pids = both.each_ref().map(Running::pid);
+    let pids = both.each_ref().map(|client| client.pid());
     let list = format!("get_client_list {server}");
     let is_listed = |pid: &u32| {
-        daemon
-            .say(&list)
-            .out
-            .lines()
-            .any(|line| line == pid.to_string())
+        let listed = daemon.say(&list).stdout;
+        listed.lines().any(|line| line == pid.to_string())
     };
     assert!(wait_until(PATIENCE, || pids.iter().all(is_listed)));
     // Both have launched.
@@ -146,9 +129,9 @@ fn two_working(daemon: &Daemon, server: u32) -> [Running; 2] {
 }
 
 /// Launches a second, which only `cuda-load` reports.
-fn pace(ended: &Ended) -> Option<f64> {
-    assert_eq!(ended.code(), 0, "{ended:?}");
-    let record: Value = serde_json::from_str(ended.out.lines().last()?).ok()?;
+fn pace(ended: &Ran) -> Option<f64> {
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let record: Value = serde_json::from_str(ended.stdout.lines().last()?).ok()?;
     record["per_second"].as_f64()
 }
 
@@ -159,23 +142,17 @@ fn a_working_client_that_is_terminated_fails_with_810_and_its_neighbour_keeps_it
     let server = daemon.start_server();
     let [one, other] = two_working(&daemon, server);
     let usual = pace(&other.finish(PATIENCE));
-    assert_eq!(one.finish(PATIENCE).code(), 0);
+    assert_eq!(one.finish(PATIENCE).code, Some(0));
     let [one, other] = two_working(&daemon, server);
     let ended = daemon.say(&format!("terminate_client {server} {}", one.pid()));
     ended.answers("0\n");
     let one = one.finish(Duration::from_secs(1));
-    let told = format!("{}{}", one.out, one.err);
+    let mut names = ["810", "MPS_CLIENT_TERMINATED"].iter();
+    assert!(names.any(|name| one.said().contains(name)), "{one:?}");
+    let paces = pace(&other.finish(PATIENCE)).zip(usual);
     assert!(
-        ["810", "MPS_CLIENT_TERMINATED"]
-            .iter()
-            .any(|name| told.contains(name)),
-        "{one:?}"
-    );
-    let kept = pace(&other.finish(PATIENCE));
-    assert!(
-        kept.zip(usual)
-            .is_none_or(|(kept, usual)| kept > usual * 0.95),
-        "{kept:?} {usual:?}"
+        paces.is_none_or(|(kept, usual)| kept > usual * 0.95),
+        "{paces:?}"
     );
     daemon.assert_active(server);
     let next = limited(&daemon, "25", "0=4G").run();

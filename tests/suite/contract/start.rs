@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::double::look::{alive, wait_until};
+use tests::node_bed::kill;
 use tests::run::chmod;
 
 use crate::bench::{Bench, Daemon, PIPE, assert_within};
@@ -23,9 +24,8 @@ const FILES: [&str; 5] = [
 ];
 
 fn mode(path: &Path) -> u32 {
-    let about =
-        fs::symlink_metadata(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
-    about.mode() & 0o777
+    let about = fs::symlink_metadata(path);
+    about.expect("a file of the daemon's").mode() & 0o777
 }
 
 fn modes(daemon: &Daemon) -> [u32; 5] {
@@ -45,11 +45,8 @@ fn foreground_answers_within_a_second_and_makes_these_files() {
             .unwrap()
             .file_type()
     };
-    assert!(
-        kind("control").is_socket()
-            && kind("control_privileged").is_socket()
-            && kind("log").is_fifo()
-    );
+    let sockets = ["control", "control_privileged"];
+    assert!(sockets.iter().all(|name| kind(name).is_socket()) && kind("log").is_fifo());
     let pid = fs::read_to_string(daemon.pipe.join("nvidia-cuda-mps-control.pid")).unwrap();
     assert_eq!(pid, daemon.pid().to_string());
 }
@@ -59,13 +56,11 @@ fn foreground_writes_both_logs_to_standard_output_and_no_file() {
     let mut daemon = Daemon::new();
     let server = daemon.start_server();
     let pid = daemon.pid();
-    let [log, _] = daemon.process().written();
+    let log = daemon.process().stdout_so_far();
+    let pipe = daemon.pipe.display();
     for text in [
-        format!(
-            "Control {pid:>5}] Starting control daemon using socket {}/control",
-            daemon.pipe.display()
-        ),
-        format!("set env CUDA_MPS_PIPE_DIRECTORY={}", daemon.pipe.display()),
+        format!("Control {pid:>5}] Starting control daemon using socket {pipe}/control"),
+        format!("set env CUDA_MPS_PIPE_DIRECTORY={pipe}"),
         format!("Control {pid:>5}] CUDA MPS Control binary version: "),
         format!("Control {server:>5}] Starting new server {server} for user {USER}"),
         format!("Other {server:>5}] Startup"),
@@ -85,21 +80,18 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
     let bench = Bench::new();
     let daemon = bench.daemon();
     for option in ["-f", "-d"] {
-        let second = bench.control(USER, &[option], &daemon.env(), "");
-        assert_eq!(second.code(), 1, "{second:?}");
-        let said = second.out + &second.err;
-        assert_eq!(said.trim(), "An instance of this daemon is already running");
+        let second = bench.control(&[option], &daemon.env());
+        assert_eq!(second.code, Some(1), "{second:?}");
+        assert_eq!(
+            second.said().trim(),
+            "An instance of this daemon is already running"
+        );
         assert!(daemon.answers());
     }
 }
 
 fn background(daemon: &Daemon) -> u32 {
-    let started = daemon.bench.control(USER, &["-d"], &daemon.env(), "");
-    assert_eq!(
-        (started.code(), started.out.as_str()),
-        (0, ""),
-        "{started:?}"
-    );
+    daemon.bench.control(&["-d"], &daemon.env()).answers("");
     assert!(daemon.answers());
     let pid = fs::read_to_string(daemon.pipe.join(FILES[4])).unwrap();
     pid.parse().unwrap()
@@ -134,12 +126,10 @@ fn in_an_emptied_pipe_directory_a_second_daemon_starts_and_serves_and_the_first_
     for file in first.files() {
         fs::remove_file(first.pipe.join(file)).unwrap();
     }
-    assert_eq!(first.say("get_server_list").code(), 1);
+    assert_eq!(first.say("get_server_list").code, Some(1));
     let second = background(&first);
     assert!(under_mps(first.client().run().record()));
-    let server = first.server().expect("the second daemon's");
-    let parent = tests::double::look::process(server).map(|process| process.parent);
-    assert_eq!(parent, Some(second));
+    assert_eq!(first.parent_of_server(), Some(second));
     quit(&first, second);
     assert!(alive(first.pid()));
 }
@@ -152,12 +142,10 @@ fn without_its_lock_a_second_daemon_takes_over_the_sockets_while_the_first_ends_
     fs::remove_file(first.pipe.join("control_lock")).unwrap();
     let second = background(&first);
     assert!(under_mps(first.client().run().record()));
-    let parent = |server| tests::double::look::process(server).map(|process| process.parent);
-    assert_eq!(first.server().and_then(parent), Some(second));
+    assert_eq!(first.parent_of_server(), Some(second));
     assert!(alive(first.pid()) && alive(busy.pid()), "the first goes on");
     // While the first was not told to quit, the second one's quit may take for ever.
-    let second = nix::unistd::Pid::from_raw(second.cast_signed());
-    nix::sys::signal::kill(second, Signal::SIGKILL).unwrap();
+    kill(second, Signal::SIGKILL);
 }
 
 #[test]
@@ -167,7 +155,7 @@ fn a_directory_left_by_a_killed_daemon_is_taken_over() {
     daemon.ends();
     assert!(daemon.files().contains(&FILES[4].to_owned()));
     daemon.start(&[]);
-    assert_eq!(daemon.say("get_server_list").code(), 0);
+    assert_eq!(daemon.say("get_server_list").code, Some(0));
 }
 
 #[test]
@@ -180,10 +168,9 @@ fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
         // Root owns the parent of the first one, so the daemon cannot make it.
         let dir = dir.to_str().unwrap();
         let env = [(PIPE, dir), ("CUDA_MPS_LOG_DIRECTORY", "/var/tmp")];
-        let ended = bench.control(USER, &["-f"], &env, "");
-        assert_eq!(ended.code(), 1);
-        let said = ended.out + &ended.err;
-        assert_eq!(said.trim(), format!("Cannot access {PIPE}={dir}"));
+        let ended = bench.control(&["-f"], &env);
+        assert_eq!(ended.code, Some(1));
+        assert_eq!(ended.said().trim(), format!("Cannot access {PIPE}={dir}"));
     }
 }
 
@@ -201,10 +188,13 @@ fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_and_does_not_say_why()
             daemon.start(&[]);
             continue;
         }
-        let ended = bench.control(USER, &["-f"], &daemon.env(), "");
+        let ended = bench.control(&["-f"], &daemon.env());
         // Its usual first two lines or none (580 has done both), and no third.
-        assert!(ended.code() == 1 && ended.err.is_empty(), "{ended:?}");
-        assert!(ended.out.lines().count() <= 2, "{ended:?}");
+        assert!(
+            ended.code == Some(1) && ended.stderr.is_empty(),
+            "{ended:?}"
+        );
+        assert!(ended.stdout.lines().count() <= 2, "{ended:?}");
     }
 }
 

@@ -7,11 +7,9 @@ use nix::sys::signal::Signal;
 use tests::double::look::wait_until;
 
 use crate::bench::{Bench, Daemon, PATIENCE, nvidia};
-use crate::client::{Client, of_first_gpu, under_mps};
+use crate::client::{Client, VISIBLE, of_first_gpu, under_mps};
 use crate::processes::USER;
 use tests::double::mig;
-
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 #[test]
 fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
@@ -58,10 +56,10 @@ fn after_a_killed_rank_the_next_client_fails_once_with_719_and_the_log_names_it(
         rank.signal(Signal::SIGKILL);
     }
     drop(ranks);
-    assert!(wait_until(PATIENCE, || daemon.say("ps").out.is_empty()));
+    assert!(wait_until(PATIENCE, || daemon.say("ps").stdout.is_empty()));
     let next = daemon.client().spawn();
     let victim = next.pid();
-    let said = next.finish(PATIENCE).out;
+    let said = next.finish(PATIENCE).stdout;
     assert!(said.contains("719"), "{said}");
     daemon.logs(&format!(
         "Client {{PID: {victim}, Context: 1}} encountered a fatal GPU error."
@@ -85,39 +83,22 @@ fn in_mode(mode: &str) -> Option<Arc<Bench>> {
 }
 
 #[test]
-fn in_exclusive_mode_only_one_context_without_mps_fits() {
+fn in_exclusive_mode_one_context_without_mps_fits_or_a_server_and_its_clients() {
     let Some(bench) = in_mode("exclusive_process") else {
         return;
     };
     let first = Client::new(&bench).holding(20).hold();
     assert_eq!(Client::new(&bench).run().error(), Some(46));
-    drop(first);
-    assert_eq!(Client::new(&bench).run().error(), None);
-}
-
-#[test]
-fn in_exclusive_mode_clients_share_a_server_and_no_other_process_gets_a_context() {
-    let Some(bench) = in_mode("exclusive_process") else {
-        return;
-    };
-    let daemon = bench.daemon();
-    let holding = [(); 2].map(|()| daemon.client().holding(20).hold());
-    assert!(holding.iter().all(|c| under_mps(&c.record)));
-    assert_eq!(Client::new(&bench).run().error(), Some(46));
-}
-
-#[test]
-fn in_exclusive_mode_a_foreign_context_keeps_the_server_from_starting() {
-    let Some(bench) = in_mode("exclusive_process") else {
-        return;
-    };
-    let foreign = Client::new(&bench).holding(20).hold();
     let daemon = bench.daemon();
     daemon.say(&format!("start_server -uid {USER}"));
     daemon.logs("exited with status 1");
     assert_eq!(daemon.client().run().error(), Some(805));
-    drop(foreign);
+    drop(first);
+    assert_eq!(Client::new(&bench).run().error(), None);
     daemon.start_server();
+    let holding = [(); 2].map(|()| daemon.client().holding(20).hold());
+    assert!(holding.iter().all(|c| under_mps(&c.record)));
+    assert_eq!(Client::new(&bench).run().error(), Some(46));
 }
 
 #[test]
