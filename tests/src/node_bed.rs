@@ -506,15 +506,7 @@ impl NodeBed {
 
 impl Drop for NodeBed {
     fn drop(&mut self) {
-        for _ in 0..3 {
-            for process in self.processes() {
-                kill(process.pid, nix::sys::signal::Signal::SIGCONT);
-                kill(process.pid, nix::sys::signal::Signal::SIGKILL);
-            }
-            if wait_until(Duration::from_secs(1), || self.processes().is_empty()) {
-                break;
-            }
-        }
+        look::end_all(|| self.processes());
         if let Some(cgroups) = &self.cgroups {
             wait_until(Duration::from_secs(2), || {
                 for entry in fs::read_dir(cgroups).into_iter().flatten().flatten() {

@@ -144,10 +144,7 @@ impl Script {
         ensure!(same, "in auto it differs: {}", auto.story());
         if without.under_mps()? > 0 {
             let (own, said) = (without.daemons()? == auto.daemons()?, &auto.said);
-            ensure!(
-                own,
-                "in auto its programs use another MPS than its own: {said}"
-            );
+            ensure!(own, "in auto its programs use another MPS: {said}");
         }
         let [took, usual] = [auto, without].map(|outcome| outcome.seconds);
         let is_quick = took <= usual + LONGER_S;
@@ -162,20 +159,16 @@ impl Script {
         if same && programs.iter().all(|program| program["under_mps"] == true) {
             return Ok(());
         }
-        let mut errors = programs
-            .iter()
-            .filter_map(|program| program["error"].as_str());
+        let programs = programs.iter();
+        let mut errors = programs.filter_map(|program| program["error"].as_str());
         let right = match &self.asked {
             Asked::Nothing => false,
             Asked::Told(words) => asked.said.lines().any(|line| line.contains(words)),
             Asked::Error(number) => errors.any(|error| error.starts_with(number)),
             Asked::Any => true,
         };
-        let (expected, story) = (&self.asked, asked.story());
-        ensure!(
-            right,
-            "with --mps it differs, {expected:?} expected: {story}"
-        );
+        let told = format!("{:?} expected: {}", self.asked, asked.story());
+        ensure!(right, "with --mps it differs, {told}");
         Ok(())
     }
 }
@@ -186,27 +179,28 @@ impl Asked {
             None if text == "same" => Some(Asked::Nothing),
             Some(("error", _)) => Some(Asked::Error(format!("{text} "))),
             Some(("any:", _)) => Some(Asked::Any),
-            _ => Some(Asked::Told(
-                text.strip_prefix('\'')?.strip_suffix('\'')?.to_owned(),
-            )),
+            _ => {
+                let words = text.strip_prefix('\'')?.strip_suffix('\'')?;
+                Some(Asked::Told(words.to_owned()))
+            }
         }
     }
 }
 
 impl Outcome {
     pub fn under_mps(&self) -> Result<usize> {
-        let programs = self.programs()?.into_iter();
-        Ok(programs
-            .filter(|program| program["under_mps"] == true)
-            .count())
+        let mut programs = self.programs()?;
+        programs.retain(|program| program["under_mps"] == true);
+        Ok(programs.len())
     }
 
     /// Of each program the pipe directory of its MPS.
     fn daemons(&self) -> Result<Vec<String>> {
-        let programs = self.programs()?;
-        let daemon =
-            |program: &Value| format!("{} {}", program["under_mps"], program["pipe_directory"]);
-        let mut daemons: Vec<String> = programs.iter().map(daemon).collect();
+        let mut daemons = Vec::new();
+        for program in self.programs()? {
+            let (is_under, pipe) = (&program["under_mps"], &program["pipe_directory"]);
+            daemons.push(format!("{is_under} {pipe}"));
+        }
         daemons.sort();
         Ok(daemons)
     }
@@ -267,10 +261,8 @@ impl Outcome {
                 None => counted.push((line, 1)),
             }
         }
-        let lines = counted
-            .iter()
-            .map(|(line, count)| format!("\n  {count} x {line}"));
-        let lines: String = lines.collect();
+        let line = |(line, count): &(String, usize)| format!("\n  {count} x {line}");
+        let lines: String = counted.iter().map(line).collect();
         format!("exit {}, {} s{lines}", self.code, self.seconds)
     }
 }

@@ -3,10 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::look::{self, Process};
@@ -30,9 +27,8 @@ pub struct NodeDouble {
 impl Builder {
     /// With 132 multiprocessors and 143,771 MiB each (recorded of an H200).
     pub fn gpus(mut self, count: usize, product: &str) -> Builder {
-        self.is.gpu = (0..count)
-            .map(|index| gpu(&self.is.name, index, product))
-            .collect();
+        let name = &self.is.name;
+        self.is.gpu = (0..count).map(|index| gpu(name, index, product)).collect();
         self
     }
 
@@ -89,8 +85,9 @@ impl Builder {
         let (dir, temporary) = match self.at {
             Some(dir) => (dir, None),
             None => {
-                let temporary = TempDir::with_prefix("node-")
-                    .map_err(|e| format!("no temporary directory: {e}"))?;
+                let temporary = TempDir::with_prefix("node-");
+                let temporary =
+                    temporary.map_err(|why| format!("no temporary directory: {why}"))?;
                 (temporary.path().to_owned(), Some(temporary))
             }
         };
@@ -99,31 +96,24 @@ impl Builder {
             is: self.is,
             _temporary: temporary,
         };
-        node.fill()
-            .map_err(|e| format!("cannot make the node '{}': {e}", node.dir.display()))?;
+        let filled = node.fill();
+        filled.map_err(|why| format!("cannot make the node '{}': {why}", node.dir.display()))?;
         Ok(node)
     }
 }
 
 impl NodeDouble {
     pub fn builder() -> Builder {
-        let builder = Builder {
-            is: Description::default(),
-            at: None,
-        };
-        builder.gpus(1, "NVIDIA H200")
+        let (is, at) = (Description::default(), None);
+        Builder { is, at }.gpus(1, "NVIDIA H200")
     }
 
     fn fill(&self) -> std::io::Result<()> {
-        let mkdir = |name: &str, mode: u32| {
+        for name in ["", "modes", "state", "state/contexts"] {
             let dir = self.dir.join(name);
             fs::create_dir_all(&dir)?;
-            fs::set_permissions(dir, Permissions::from_mode(mode))
-        };
-        mkdir("", 0o755)?;
-        mkdir("modes", 0o755)?;
-        mkdir("state", 0o755)?;
-        mkdir("state/contexts", 0o755)?;
+            fs::set_permissions(dir, Permissions::from_mode(0o755))?;
+        }
         for (from, name) in [
             ("mps-control-double", "nvidia-cuda-mps-control"),
             ("mps-control-double", "nvidia-cuda-mps-server"),
@@ -153,8 +143,7 @@ impl NodeDouble {
     /// Programs that start afterwards see it (NVML's double: at each `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
-        self.write()
-            .expect("the node's directory takes its description");
+        self.write().expect("the node takes its description");
     }
 
     pub fn dir(&self) -> &Path {
@@ -179,14 +168,12 @@ impl NodeDouble {
 
     /// The UUIDs of the GPUs, each followed by those of its MIG devices.
     fn all_uuids(&self) -> Vec<String> {
-        let with_parts = |gpu: &Gpu| {
-            let parts = gpu.mig.iter().map(|mig| mig.uuid.clone());
-            [gpu.uuid.clone()]
-                .into_iter()
-                .chain(parts)
-                .collect::<Vec<_>>()
-        };
-        self.is.gpu.iter().flat_map(with_parts).collect()
+        let mut all = Vec::new();
+        for gpu in &self.is.gpu {
+            all.push(gpu.uuid.clone());
+            all.extend(gpu.mig.iter().map(|mig| mig.uuid.clone()));
+        }
+        all
     }
 
     pub fn device_names(&self) -> Vec<String> {
@@ -198,20 +185,17 @@ impl NodeDouble {
     }
 
     fn node(&self) -> Node {
-        Node {
-            dir: self.dir.clone(),
-            is: self.is.clone(),
-        }
+        let (dir, is) = (self.dir.clone(), self.is.clone());
+        Node { dir, is }
     }
 
     pub fn contexts(&self) -> Vec<(String, Context)> {
-        let node = self.node();
-        let of = |uuid: String| {
-            node.contexts(&uuid)
-                .into_iter()
-                .map(move |c| (uuid.clone(), c))
-        };
-        self.all_uuids().into_iter().flat_map(of).collect()
+        let (node, mut all) = (self.node(), Vec::new());
+        for uuid in self.all_uuids() {
+            let its = node.contexts(&uuid).into_iter();
+            all.extend(its.map(|context| (uuid.clone(), context)));
+        }
+        all
     }
 
     /// `default`, `exclusive_process`, `exclusive_thread`, `prohibited`.
@@ -221,9 +205,8 @@ impl NodeDouble {
     }
 
     pub fn set_mode(&self, uuid: &str, mode: &str) {
-        self.node()
-            .set_mode(uuid, mode)
-            .expect("root writes the node's modes");
+        let set = self.node().set_mode(uuid, mode);
+        set.expect("root writes the node's modes");
     }
 
     pub fn processes(&self) -> Vec<Process> {
@@ -239,14 +222,7 @@ impl NodeDouble {
 
 impl Drop for NodeDouble {
     fn drop(&mut self) {
-        for _ in 0..3 {
-            for process in self.processes() {
-                let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
-            }
-            if look::wait_until(Duration::from_secs(2), || self.processes().is_empty()) {
-                break;
-            }
-        }
+        look::end_all(|| self.processes());
         if self._temporary.is_none() {
             let _ = fs::remove_dir_all(&self.dir);
         }
@@ -279,21 +255,13 @@ fn gpu(node: &str, index: usize, product: &str) -> Gpu {
     let hash = |salt: u64| {
         let seed = 0xcbf2_9ce4_8422_2325 ^ salt;
         let name = format!("{node}/{index}");
-        name.bytes().fold(seed, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        })
+        let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        name.bytes().fold(seed, mix)
     };
-    let (a, b) = (hash(1), hash(2));
-    let uuid = format!(
-        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-        a >> 32,
-        a >> 16 & 0xffff,
-        a & 0xffff,
-        b >> 48,
-        b & 0xffff_ffff_ffff
-    );
+    let hex = format!("{:016x}{:016x}", hash(1), hash(2));
+    let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| &hex[group]);
     Gpu {
-        uuid,
+        uuid: format!("GPU-{}", groups.join("-")),
         name: product.to_owned(),
         pci: format!("00000000:00:{:02X}.0", index + 6),
         ..Gpu::default()

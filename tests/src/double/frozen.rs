@@ -33,12 +33,11 @@ impl Frozen {
         frozen.set("FROZEN")?;
         let state = frozen.group.join("freezer.state");
         let is_frozen = || fs::read_to_string(&state).is_ok_and(|s| s.trim() == "FROZEN");
-        if wait_until(Duration::from_secs(5), is_frozen) {
-            Ok(frozen)
-        } else {
-            Err(io::Error::other(format!(
+        match wait_until(Duration::from_secs(5), is_frozen) {
+            true => Ok(frozen),
+            false => Err(io::Error::other(format!(
                 "cannot freeze {pids:?} within 5 s"
-            )))
+            ))),
         }
     }
 
@@ -89,22 +88,11 @@ fn freezer() -> io::Result<(PathBuf, Option<PathBuf>)> {
             return Ok((PathBuf::from(dir), None));
         }
     }
-    let dir = tempfile::Builder::new()
-        .prefix("freezer-")
-        .tempdir()?
-        .keep();
-    let nothing: Option<&str> = None;
-    if let Err(why) = mount(
-        nothing,
-        &dir,
-        Some("cgroup"),
-        MsFlags::empty(),
-        Some("freezer"),
-    ) {
-        let _ = fs::remove_dir(&dir);
-        return Err(io::Error::other(format!(
-            "cannot mount the version-1 freezer: {why}"
-        )));
-    }
+    let dir = tempfile::TempDir::with_prefix("freezer-")?;
+    let (nothing, none) = (None::<&str>, MsFlags::empty());
+    let mounted = mount(nothing, dir.path(), Some("cgroup"), none, Some("freezer"));
+    let failed = |why| io::Error::other(format!("cannot mount the version-1 freezer: {why}"));
+    mounted.map_err(failed)?;
+    let dir = dir.keep();
     Ok((dir.clone(), Some(dir)))
 }

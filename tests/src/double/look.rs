@@ -6,6 +6,9 @@ use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 #[derive(Clone, Debug)]
 pub struct Process {
     pub pid: u32,
@@ -52,6 +55,7 @@ pub fn process(pid: u32) -> Option<Process> {
         _ => fs::read(dir.join("cmdline")).unwrap_or_default(),
     };
     let args = args.split(|b| *b == 0).filter(|a| !a.is_empty());
+    let args = args.map(|a| String::from_utf8_lossy(a).into_owned());
     let status = fs::read_to_string(dir.join("status")).ok()?;
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     Some(Process {
@@ -62,17 +66,14 @@ pub fn process(pid: u32) -> Option<Process> {
         state,
         name: head.split_once('(')?.1.to_owned(),
         exe: fs::read_link(dir.join("exe")).unwrap_or_default(),
-        args: args
-            .map(|a| String::from_utf8_lossy(a).into_owned())
-            .collect(),
+        args: args.collect(),
     })
 }
 
 pub fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| process(e.file_name().to_str()?.parse().ok()?))
-        .collect()
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(process).collect()
 }
 
 pub fn descendants(root: u32) -> Vec<Process> {
@@ -80,11 +81,11 @@ pub fn descendants(root: u32) -> Vec<Process> {
     let mut family = BTreeSet::from([root]);
     loop {
         let size = family.len();
-        let children = all
-            .iter()
-            .filter(|process| family.contains(&process.parent));
-        let children: Vec<u32> = children.map(|process| process.pid).collect();
-        family.extend(children);
+        for process in &all {
+            if family.contains(&process.parent) {
+                family.insert(process.pid);
+            }
+        }
         if family.len() == size {
             break;
         }
@@ -95,10 +96,9 @@ pub fn descendants(root: u32) -> Vec<Process> {
 }
 
 pub fn processes_from(dir: &Path) -> Vec<Process> {
-    processes()
-        .into_iter()
-        .filter(|p| p.exe.starts_with(dir))
-        .collect()
+    let mut all = processes();
+    all.retain(|process| process.exe.starts_with(dir));
+    all
 }
 
 /// A directory is entered if `each` says so.
@@ -110,6 +110,19 @@ pub fn walk(dir: &Path, each: &mut dyn FnMut(&Path, &Metadata) -> bool) {
         };
         if each(&path, &about) && about.is_dir() {
             walk(&path, each);
+        }
+    }
+}
+
+/// Sends SIGKILL until none is left, a few times.
+pub fn end_all(left: impl Fn() -> Vec<Process>) {
+    for _ in 0..3 {
+        for process in left() {
+            // A stopped process ends, too.
+            let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGKILL);
+        }
+        if wait_until(Duration::from_secs(2), || left().is_empty()) {
+            break;
         }
     }
 }

@@ -268,19 +268,18 @@ pub struct Node {
 impl Node {
     pub fn open(dir: &Path) -> Result<Node, String> {
         let file = dir.join("node.toml");
-        let text = fs::read_to_string(&file)
-            .map_err(|e| format!("cannot read '{}': {e}", file.display()))?;
-        let is = toml::from_str(&text)
-            .map_err(|e| format!("cannot understand '{}': {e}", file.display()))?;
+        let (text, file) = (fs::read_to_string(&file), file.display());
+        let text = text.map_err(|why| format!("cannot read '{file}': {why}"))?;
+        let is = toml::from_str(&text);
         Ok(Node {
             dir: dir.to_owned(),
-            is,
+            is: is.map_err(|why| format!("cannot understand '{file}': {why}"))?,
         })
     }
 
     pub fn of_this_program() -> Result<Node, String> {
-        let exe = fs::read_link("/proc/self/exe")
-            .map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
+        let exe = fs::read_link("/proc/self/exe");
+        let exe = exe.map_err(|why| format!("cannot read '/proc/self/exe': {why}"))?;
         Node::open(exe.parent().ok_or("the program has no directory")?)
     }
 
@@ -329,8 +328,10 @@ impl Node {
 
     /// The contexts on a GPU, of living processes only, by pid.
     pub fn contexts(&self, uuid: &str) -> Vec<Context> {
-        let entries = fs::read_dir(self.contexts_dir(uuid)).into_iter().flatten();
-        let entries = entries.flatten();
+        let entries = fs::read_dir(self.contexts_dir(uuid))
+            .into_iter()
+            .flatten()
+            .flatten();
         let mut found: Vec<Context> = entries.filter_map(|e| read_context(&e.path())).collect();
         found.sort_by_key(|c| c.pid);
         found

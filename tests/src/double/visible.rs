@@ -21,13 +21,9 @@ pub fn may_open(gpu: &Gpu) -> bool {
     let Some(file) = &gpu.device else {
         return true;
     };
-    let opens = |file: &std::path::PathBuf| match std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(file)
-    {
-        Ok(_) => true,
-        Err(error) => error.raw_os_error() == Some(ENXIO),
+    let opens = |file: &std::path::PathBuf| {
+        let opened = std::fs::File::options().read(true).write(true).open(file);
+        opened.map_or_else(|error| error.raw_os_error() == Some(ENXIO), |_| true)
     };
     opens(file) && gpu.caps.iter().all(opens)
 }
@@ -51,10 +47,8 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     };
     let mut seen: Vec<&Gpu> = Vec::new();
     // Recorded: behind a blank it does not read on, so "0 1" is GPU 0.
-    let names = list
-        .split(',')
-        .map(|name| name.split_whitespace().next().unwrap_or_default());
-    for name in names {
+    for name in list.split(',') {
+        let name = name.split_whitespace().next().unwrap_or_default();
         match find(gpus, name) {
             Some(gpu) if !seen.iter().any(|s| s.uuid == gpu.uuid) => seen.push(gpu),
             _ => break,
@@ -66,10 +60,8 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
 /// Always in PCI order (recorded).
 pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let shown = visible(gpus, variable);
-    gpus.iter()
-        .filter(|g| shown.iter().any(|s| s.uuid == g.uuid))
-        .copied()
-        .collect()
+    let is_shown = |gpu: &&&Gpu| shown.iter().any(|shown| shown.uuid == gpu.uuid);
+    gpus.iter().filter(is_shown).copied().collect()
 }
 
 fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
@@ -87,10 +79,8 @@ fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
 }
 
 pub fn percentage(text: &str) -> Option<f64> {
-    text.trim()
-        .parse::<f64>()
-        .ok()
-        .filter(|p| *p > 0.0 && *p <= 100.0)
+    let number: f64 = text.trim().parse().ok()?;
+    (number > 0.0 && number <= 100.0).then_some(number)
 }
 
 /// Multiprocessors left by a thread percentage: rounded down to an even number, never under 8.
@@ -103,22 +93,18 @@ pub fn multiprocessors(all: u32, percent: f64) -> u32 {
 /// A memory limit in bytes: `3G`; any other unit, or none, is MiB (recorded of `3X` and `1024`).
 /// `None` if it does not begin with a number.
 pub fn memory(text: &str) -> Option<u64> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let number: u64 = text[..digits].parse().ok()?;
-    number.checked_mul(if text[digits..].starts_with(['G', 'g']) {
-        1 << 30
-    } else {
-        MIB
-    })
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let number: u64 = text[..text.len() - unit.len()].parse().ok()?;
+    let is_gib = unit.starts_with(['G', 'g']);
+    number.checked_mul(if is_gib { 1 << 30 } else { MIB })
 }
 
 /// A memory limit as MPS writes it back: whole GiB as `3G` (recorded: `1024M` is read back as
 /// `1G`), else `900M`.
 pub fn canonical_memory(text: &str) -> Option<String> {
     let mib = memory(text)? / MIB;
-    Some(if mib.is_multiple_of(1024) {
+    let is_whole = mib.is_multiple_of(1024);
+    Some(if is_whole {
         format!("{}G", mib / 1024)
     } else {
         format!("{mib}M")
@@ -134,10 +120,8 @@ pub fn daemon_limit<'l>(
     uuid: &str,
 ) -> Option<u64> {
     let names = |name: &str| name == uuid && !uuid.starts_with("MIG-") || name.parse() == Ok(index);
-    limits
-        .filter(|(name, _)| names(name))
-        .last()
-        .and_then(|(_, value)| memory(value))
+    let last = limits.filter(|(name, _)| names(name)).last();
+    memory(&last?.1)
 }
 
 /// In bytes. `None` if it names a GPU that the client does not see, or makes no sense. The client

@@ -64,10 +64,8 @@ impl CudaError {
             915 => "cudaErrorInvalidResourceConfiguration",
             _ => "cudaErrorUnknown",
         };
-        CudaError {
-            code,
-            name: name.into(),
-        }
+        let name = name.to_owned();
+        CudaError { code, name }
     }
 }
 
@@ -79,12 +77,8 @@ pub enum Reply {
 }
 
 fn socket() -> io::Result<OwnedFd> {
-    Ok(socket::socket(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?)
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    Ok(socket::socket(AddressFamily::Unix, kind, flags, None)?)
 }
 
 /// `CUDA_MPS_PIPE_DIRECTORY`, or the default of NVIDIA's programs.
@@ -118,12 +112,8 @@ pub fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socket::socketpair(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        None,
-        SockFlag::SOCK_CLOEXEC,
-    )?)
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    Ok(socket::socketpair(AddressFamily::Unix, kind, None, flags)?)
 }
 
 pub fn peer(fd: &OwnedFd) -> io::Result<(u32, u32)> {
@@ -136,31 +126,19 @@ pub fn send(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
 }
 
 pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> {
-    send_with(
-        fd,
-        packet,
-        &[ControlMessage::ScmRights(&[passed.as_raw_fd()])],
-    )
+    let passed = [passed.as_raw_fd()];
+    send_with(fd, packet, &[ControlMessage::ScmRights(&passed)])
 }
 
 /// The kernel checks pid, uid and gid. It fails if the user has no name in this user namespace.
 pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
-    send_with(
-        fd,
-        packet,
-        &[ControlMessage::ScmCredentials(&UnixCredentials::new())],
-    )
+    let own = UnixCredentials::new();
+    send_with(fd, packet, &[ControlMessage::ScmCredentials(&own)])
 }
 
 fn send_with(fd: &OwnedFd, packet: &[u8], control: &[ControlMessage]) -> io::Result<()> {
-    let parts = [IoSlice::new(packet)];
-    socket::sendmsg::<UnixAddr>(
-        fd.as_raw_fd(),
-        &parts,
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    let (fd, parts) = (fd.as_raw_fd(), [IoSlice::new(packet)]);
+    socket::sendmsg::<UnixAddr>(fd, &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
 }
 
@@ -174,13 +152,8 @@ pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
     let mut space = nix::cmsg_space!(RawFd);
     let (length, passed) = loop {
         let mut parts = [IoSliceMut::new(&mut buffer)];
-        let got = socket::recvmsg::<UnixAddr>(
-            fd.as_raw_fd(),
-            &mut parts,
-            Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        );
-        match got {
+        let (fd, flags) = (fd.as_raw_fd(), MsgFlags::MSG_CMSG_CLOEXEC);
+        match socket::recvmsg::<UnixAddr>(fd, &mut parts, Some(&mut space), flags) {
             Ok(message) => break (message.bytes, passed_descriptor(&message)),
             // The other end closed without reading everything. The kernel reports that before what
             // it had still sent.

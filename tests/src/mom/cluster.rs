@@ -3,10 +3,9 @@
 use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, variables};
 use crate::double::{Builder, NodeDouble};
-use crate::run::PROGRAMS;
+use crate::run::{PROGRAMS, chmod};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -154,10 +153,7 @@ impl Cluster {
         gpus: impl Fn(Builder) -> Builder,
         config: &str,
     ) -> Self {
-        let place = tempfile::Builder::new()
-            .prefix("mom-")
-            .tempdir()
-            .expect("a directory");
+        let place = TempDir::with_prefix("mom-").expect("a directory");
         let server = place.path().join("server");
         for dir in ["nodes", "jobs", "vnodes"] {
             std::fs::create_dir_all(server.join(dir)).expect("a server");
@@ -167,13 +163,11 @@ impl Cluster {
             let built = gpus(builder).at(server.join(format!("gpu-{name}"))).build();
             built.unwrap_or_else(|why| panic!("{why}"))
         };
+        let nodes = names.iter().map(|name| MomNode::new(place.path(), name));
         let mut cluster = Self {
             product,
             gpus: names.iter().map(double).collect(),
-            nodes: names
-                .iter()
-                .map(|name| MomNode::new(place.path(), name))
-                .collect(),
+            nodes: nodes.collect(),
             impatient_mom: false,
             before: Vec::new(),
             jobs: 0,
@@ -231,10 +225,9 @@ impl Cluster {
 
     pub fn job(&mut self, account: &str) -> Job {
         self.jobs += 1;
-        let host = if self.product == Product::Torque {
-            "vm"
-        } else {
-            "localhost"
+        let host = match self.product {
+            Product::Torque => "vm",
+            Product::OpenPbs => "localhost",
         };
         Job::new(&format!("{}.{host}", self.jobs), account)
     }
@@ -244,8 +237,8 @@ impl Cluster {
     }
 
     pub fn serve(&self, name: &str, text: &str) {
-        std::fs::write(self.server().join(name), text)
-            .unwrap_or_else(|why| panic!("server's '{name}': {why}"));
+        let written = std::fs::write(self.server().join(name), text);
+        written.unwrap_or_else(|why| panic!("server's '{name}': {why}"));
     }
 
     /// A missing one is empty.
@@ -256,14 +249,10 @@ impl Cluster {
     pub fn open_to_users(&self) {
         let server = self.server();
         self.serve("calls", &self.served("calls"));
-        let open = |name, mode| {
-            std::fs::set_permissions(server.join(name), std::fs::Permissions::from_mode(mode))
-                .expect("the server's directory");
-        };
-        open("calls", 0o666);
-        for dir in ["queue", "jobs", "deleted"] {
-            std::fs::create_dir_all(server.join(dir)).expect("the server's directory");
-            open(dir, 0o777);
+        chmod(&server.join("calls"), 0o666);
+        for dir in ["queue", "jobs", "deleted"].map(|dir| server.join(dir)) {
+            std::fs::create_dir_all(&dir).expect("the server's directory");
+            chmod(&dir, 0o777);
         }
     }
 
@@ -333,38 +322,27 @@ impl Cluster {
 
     /// As made or marked, except for the node's own files in `/run/mpsd`.
     pub fn is_as_before(&mut self) {
-        let of_node = [
-            "/run/mpsd ",
-            "/run/mpsd/jobs ",
-            "/run/mpsd/gpus ",
-            "/run/mpsd/shared ",
-            "/run/mpsd/reports",
-            "/run/mpsd/lock ",
-            "/run/mpsd/ledger ",
-            "/run/mpsd/.ledger.lock ",
-        ];
+        let names = " |/jobs |/gpus |/shared |/reports|/lock |/ledger |/.ledger.lock ";
+        let of_node = Vec::from_iter(names.split('|').map(|name| format!("/run/mpsd{name}")));
         let after = self.leftovers();
         for (node, (before, after)) in self.before.iter().zip(after).enumerate() {
             let known = |line: &String| {
-                before.files.contains(line) || of_node.iter().any(|own| line.starts_with(own))
+                before.files.contains(line)
+                    || of_node.iter().any(|own| line.starts_with(own.as_str()))
             };
             let new: Vec<&String> = after.files.iter().filter(|line| !known(line)).collect();
             assert!(new.is_empty(), "left on node {node}: {new:#?}");
-            assert!(
-                after.processes.is_empty(),
-                "left on node {node}: {:#?}",
-                after.processes
-            );
+            let left = after.processes;
+            assert!(left.is_empty(), "left on node {node}: {left:#?}");
             assert_eq!(before.modes, after.modes, "compute modes of node {node}");
         }
     }
 
     pub fn job_environment(&self, job: &Job, at: usize) -> BTreeMap<String, String> {
         let user = job.user.0;
-        let kind = if job.interactive {
-            "PBS_INTERACTIVE"
-        } else {
-            "PBS_BATCH"
+        let kind = match job.interactive {
+            true => "PBS_INTERACTIVE",
+            false => "PBS_BATCH",
         };
         let mut env = variables(&[
             ("HOME", &format!("/home/{user}")),
@@ -424,11 +402,8 @@ impl Cluster {
 
     pub fn output(&mut self, job: &Job, at: usize) -> (String, String) {
         let spool = format!("{}/spool/{}", self.product.home(), job.id);
-        let mut file = |kind: &str| {
-            self.nodes[at]
-                .read(&format!("{spool}.{kind}"))
-                .unwrap_or_default()
-        };
+        let node = &mut self.nodes[at];
+        let mut file = |kind: &str| node.read(&format!("{spool}.{kind}")).unwrap_or_default();
         (file("OU"), file("ER"))
     }
 

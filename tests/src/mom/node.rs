@@ -81,12 +81,8 @@ impl MomNode {
 
     pub fn sh_exits(&mut self, code: i32, command: &str) -> String {
         let (ended, text) = self.try_sh(command);
-        assert_eq!(
-            ended,
-            Ended::Code(code),
-            "on {}: {command}\n{text}",
-            self.name
-        );
+        let told = format!("on {}: {command}\n{text}", self.name);
+        assert_eq!(ended, Ended::Code(code), "{told}");
         text
     }
 

@@ -43,19 +43,13 @@ impl Cluster {
         for at in 0..job.gpus.len() {
             let begun = self.openpbs_tried(job, at);
             if !begun.accepted() {
-                eprintln!(
-                    "{} rejected job {}: {}",
-                    self.nodes[at].name, job.id, begun.message
-                );
+                let (node, why) = (&self.nodes[at].name, begun.message);
+                eprintln!("{node} rejected job {}: {why}", job.id);
                 // The nodes that have begun forget the job.
                 for begun in 0..at {
                     self.hook(job, begun, "execjob_abort");
                 }
-                return if job.interactive {
-                    Verdict::Aborted
-                } else {
-                    Verdict::Requeued
-                };
+                return Verdict::of(Ended::Limit, job.interactive);
             }
         }
         Verdict::Runs
@@ -63,10 +57,8 @@ impl Cluster {
 
     /// Without success. After 20 the server holds it (docs/facts/pbs.md#tries-of-a-job).
     pub fn tries(&self, job: &Job) -> u32 {
-        self.served(&format!("tries-{}", job.id))
-            .trim()
-            .parse()
-            .unwrap_or(0)
+        let text = self.served(&format!("tries-{}", job.id));
+        text.trim().parse().unwrap_or(0)
     }
 
     fn set_tries(&self, job: &Job, number: u32) {
@@ -165,10 +157,8 @@ impl Cluster {
             // which part failed.
             body = body.replace("\nMOM_WAITS_S = ", "\nMOM_WAITS_S = 20 + ");
         }
-        let alarm = attributes
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("alarm = ")?.parse::<u64>().ok())
-            .unwrap_or(30);
+        let alarm = |line: &str| line.trim().strip_prefix("alarm = ")?.parse::<u64>().ok();
+        let alarm = attributes.lines().find_map(alarm).unwrap_or(30);
         let given = self.event(job, at, (event, program), env);
         let node = &mut self.nodes[at];
         for (name, text) in [
@@ -185,8 +175,8 @@ impl Cluster {
             true => self.spool(job, kind),
             false => Stream::Null,
         });
-        let paths =
-            ["run_hook.py", "mpsd.PY", "event", "result"].map(|name| format!("{TMP}/{name}"));
+        let files = ["run_hook.py", "mpsd.PY", "event", "result"];
+        let paths = files.map(|name| format!("{TMP}/{name}"));
         let ended = self.nodes[at].run(Run {
             argv: [&["/usr/bin/python3".to_owned()], &paths[..]].concat(),
             env: variables(&[
@@ -213,9 +203,7 @@ impl Cluster {
             };
         }
         assert_eq!(ended, Ended::Code(0), "the hook's Python on {event}");
-        let result = self.nodes[at]
-            .read(&format!("{TMP}/result"))
-            .expect("a result");
+        let result = self.nodes[at].read(&paths[3]).expect("a result");
         serde_json::from_str(&result).unwrap_or_else(|e| panic!("{e}: {result}"))
     }
 
@@ -273,12 +261,13 @@ impl Cluster {
 
     /// What the hook makes of a mom's vnodes at its start, which the server takes.
     pub fn openpbs_starts(&mut self, at: usize) -> Hooked {
-        let resources: String = ["mps_shares", "mps_gpu"]
-            .iter()
-            .map(|name| (name, self.served(&format!("resources/{name}"))))
-            .filter(|(_, kind)| !kind.is_empty())
-            .map(|(name, kind)| format!("{name} {kind}\n"))
-            .collect();
+        let mut resources = String::new();
+        for name in ["mps_shares", "mps_gpu"] {
+            let kind = self.served(&format!("resources/{name}"));
+            if !kind.is_empty() {
+                resources += &format!("{name} {kind}\n");
+            }
+        }
         let file = format!("{HOME}/mom_priv/hooks/resourcedef");
         self.nodes[at].write(&file, &resources, 0o644);
         let hooked = self.hook(&Job::new("", ""), at, "exechost_startup");
@@ -289,11 +278,9 @@ impl Cluster {
                     "sharing" => key.clone(),
                     _ => format!("resources_available.{key}"),
                 };
-                lines = lines
-                    .lines()
-                    .filter(|line| !line.starts_with(&format!("{key} ")))
-                    .map(|line| format!("{line}\n"))
-                    .collect();
+                let is_new = |line: &&str| !line.starts_with(&format!("{key} "));
+                let others = lines.lines().filter(is_new);
+                lines = others.map(|line| format!("{line}\n")).collect();
                 lines += &format!("{key} = {value}\n");
             }
             self.serve(&format!("vnodes/{name}"), &lines);

@@ -54,10 +54,9 @@ impl Cluster {
         (1..job.gpus.len()).for_each(|sister| self.mom_has(job, sister, false));
         self.torque_script(job, 0, "epilogue", Some(code));
         self.mom_has(job, 0, false);
-        let state = if verdict == Verdict::Requeued {
-            "job_state = Q"
-        } else {
-            "job_state = C"
+        let state = match verdict {
+            Verdict::Requeued => "job_state = Q",
+            _ => "job_state = C",
         };
         self.torque_status(job, "job_state = R", state);
         verdict
@@ -131,38 +130,26 @@ impl Cluster {
 
     fn job_starter(&mut self, at: usize) -> Option<String> {
         let log = self.nodes[at].read(&format!("{HOME}/mom_logs/20261122"))?;
-        let since_hup = log
-            .lines()
-            .rev()
-            .take_while(|line| !line.contains(";process_hup;"));
+        let is_since = |line: &&str| !line.contains(";process_hup;");
+        let since_hup = log.lines().rev().take_while(is_since);
         let mut starters = since_hup.filter_map(|line| line.split_once(";jobstarter;"));
         starters.next().map(|(_, path)| path.trim().to_owned())
     }
 
     pub fn torque_files(&mut self, job: &Job) {
-        let parts: Vec<(String, &Vec<u32>)> = (self.nodes.iter().map(|node| node.name.clone()))
-            .zip(&job.gpus)
-            .collect();
-        let gpus = |between: &str| -> Vec<String> {
-            let of_node = |(name, gpus): &(String, &Vec<u32>)| {
-                gpus.iter()
-                    .map(|gpu| format!("{name}-gpu{between}{gpu}"))
-                    .collect::<Vec<_>>()
-            };
-            parts.iter().flat_map(of_node).collect()
-        };
-        let gpu_file: String = gpus("").iter().map(|gpu| format!("{gpu}\n")).collect();
-        let tasks =
-            |(name, _): &(String, &Vec<u32>)| format!("{name}\n").repeat(job.tasks as usize);
-        let node_file: String = parts.iter().map(tasks).collect();
-        let hosts: Vec<String> = parts
-            .iter()
-            .map(|(name, _)| format!("{name}/0-3"))
-            .collect();
+        let (mut gpu_file, mut node_file) = (String::new(), String::new());
+        let (mut hosts, mut exec_gpus) = (Vec::new(), Vec::new());
+        for (MomNode { name, .. }, gpus) in self.nodes.iter().zip(&job.gpus) {
+            node_file += &format!("{name}\n").repeat(job.tasks as usize);
+            hosts.push(format!("{name}/0-3"));
+            for gpu in gpus {
+                gpu_file += &format!("{name}-gpu{gpu}\n");
+                exec_gpus.push(format!("{name}-gpu/{gpu}"));
+            }
+        }
+        let (hosts, exec_gpus) = (hosts.join("+"), exec_gpus.join("+"));
         let status = format!(
-            "    Job_Name = job1\n    job_state = R\n    exec_host = {}\n    exec_gpus = {}\n    Account_Name = {}",
-            hosts.join("+"),
-            gpus("/").join("+"),
+            "    Job_Name = job1\n    job_state = R\n    exec_host = {hosts}\n    exec_gpus = {exec_gpus}\n    Account_Name = {}",
             job.account
         );
         self.nodes[0].write(&format!("{HOME}/aux/{}gpu", job.id), &gpu_file, 0o644);
@@ -182,11 +169,9 @@ impl Cluster {
         let part =
             |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}{shared}", job.tasks);
         let parts = self.nodes.iter().zip(&job.gpus);
-        let parts: Vec<String> = parts
-            .map(|(node, gpus)| part(&node.name, gpus.len()))
-            .collect();
+        let parts = parts.map(|(node, gpus)| part(&node.name, gpus.len()));
         let shape = match job.named {
-            true => parts.join("+"),
+            true => parts.collect::<Vec<_>>().join("+"),
             false => part(&job.gpus.len().to_string(), job.gpus[at].len()),
         };
         let resources = format!("nodes={shape},neednodes={shape},walltime=01:00:00");
@@ -204,15 +189,9 @@ impl Cluster {
             None => argv.extend([resources, job.queue.into(), account, script]),
             Some(code) => {
                 let session = if code < 0 { "0" } else { "4242" }.to_owned();
-                argv.extend([
-                    session,
-                    resources,
-                    used,
-                    job.queue.into(),
-                    account,
-                    code.to_string(),
-                    script,
-                ]);
+                let code = code.to_string();
+                argv.extend([session, resources, used, job.queue.into()]);
+                argv.extend([account, code, script]);
             }
         }
         let sister = at > 0;
@@ -223,30 +202,29 @@ impl Cluster {
             _ => self.spool(job, kind),
         };
         let (stdout, stderr) = (stdio("OU"), stdio("ER"));
+        let stdin = if terminal {
+            Stream::Terminal
+        } else {
+            Stream::Null
+        };
+        let is_first = code.is_none() && !sister;
+        let umask = if is_first { 0o077 } else { 0o022 };
+        let leaked = match job.interactive {
+            true => vec![3, 4, 9, 10, 13],
+            false => vec![9, 11, 14],
+        };
         let alarm = self.prolog_alarm(at).unwrap_or(300);
         Run {
             argv,
             env: self.torque_environment(job, at, &shape),
             cwd: format!("{HOME}/mom_priv"),
-            umask: if code.is_none() && !sister {
-                0o077
-            } else {
-                0o022
-            },
+            umask,
             user: Some((0, vec![0, uid])),
-            stdin: if terminal {
-                Stream::Terminal
-            } else {
-                Stream::Null
-            },
+            stdin,
             stdout,
             stderr,
             output_of: Some(uid),
-            leaked: if job.interactive {
-                vec![3, 4, 9, 10, 13]
-            } else {
-                vec![9, 11, 14]
-            },
+            leaked,
             session: true,
             in_mom: true,
             checked: true,
@@ -258,10 +236,9 @@ impl Cluster {
     }
 
     fn torque_environment(&self, job: &Job, at: usize, shape: &str) -> BTreeMap<String, String> {
-        let (nodes, ppn) = if job.named {
-            (0, 1)
-        } else {
-            (job.gpus.len(), job.tasks)
+        let (nodes, ppn) = match job.named {
+            true => (0, 1),
+            false => (job.gpus.len(), job.tasks),
         };
         let mut env = variables(&[
             ("PATH", "/bin:/usr/bin"),

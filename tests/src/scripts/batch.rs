@@ -48,12 +48,8 @@ impl<'a> Place<'a> {
         let conf = bed.plain_conf();
         let mut env = vec![("PATH", path.as_str())];
         env.extend(self.plain.then_some(("SLURM_CONF", conf.as_str())));
-        let line = format!(
-            "sbatch --parsable --output=out.%a --chdir={} -w {} {}",
-            dir.display(),
-            self.node,
-            self.words
-        );
+        let (chdir, node, words) = (dir.display(), &self.node, &self.words);
+        let line = format!("sbatch --parsable --output=out.%a --chdir={chdir} -w {node} {words}");
         let file = file.display().to_string();
         let own = script.words.iter().map(String::as_str);
         let argv: Vec<&str> = line.split(' ').chain(own).chain([file.as_str()]).collect();
@@ -80,9 +76,8 @@ impl Submitted<'_> {
         }
         let mut shown = String::new();
         let ended = until(longest, Duration::from_millis(300), || {
-            shown = bed
-                .said(&format!("scontrol -o show job {id}"))
-                .unwrap_or_default();
+            let said = bed.said(&format!("scontrol -o show job {id}"));
+            shown = said.unwrap_or_default();
             !shown.is_empty() && shown.lines().all(has_ended)
         })?;
         if !ended {
@@ -97,14 +92,12 @@ impl Submitted<'_> {
             let found = words.filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
             found.map(str::to_owned).collect::<Vec<_>>()
         };
+        let times = item("RunTime");
+        let longest = times.iter().map(|time| seconds(time)).max();
         Ok(Outcome {
             code: item("ExitCode").join(" "),
             said,
-            seconds: item("RunTime")
-                .iter()
-                .map(|time| seconds(time))
-                .max()
-                .unwrap_or(0),
+            seconds: longest.unwrap_or(0),
             gpus,
         })
     }
@@ -119,9 +112,8 @@ impl Submitted<'_> {
 
 fn has_ended(job: &str) -> bool {
     let states = ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"];
-    states
-        .iter()
-        .any(|state| job.contains(&format!("JobState={state} ")))
+    let is_in = |state: &str| job.contains(&format!("JobState={state} "));
+    states.into_iter().any(is_in)
 }
 
 /// Of Slurm's `HH:MM:SS`.

@@ -30,6 +30,8 @@ const RUN_BASE: &str = "/run";
 
 const STACK: &str = "PlugStackConfig";
 
+type Environment = BTreeMap<String, String>;
+
 const START: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -105,12 +107,8 @@ impl Bed {
 
     /// One path for all nodes with their own places, as on a real cluster; else `%n`.
     pub fn run_dir_of_nodes(&self) -> PathBuf {
-        let name = if self.options.minors.is_empty() {
-            "%n"
-        } else {
-            HERE
-        };
-        self.run.join(name)
+        let is_shared = self.options.minors.is_empty();
+        self.run.join(if is_shared { "%n" } else { HERE })
     }
 
     /// Otherwise nodes of one host would share the cgroup of a job on both. `None`: none can be
@@ -134,10 +132,9 @@ impl Bed {
 
     /// Jobs start here, and `sbatch` leaves its output here.
     pub fn home(&self, user: &User) -> PathBuf {
-        if user.uid == 0 {
-            self.dir.clone()
-        } else {
-            self.dir.join("home").join(&user.name)
+        match user.uid {
+            0 => self.dir.clone(),
+            _ => self.dir.join("home").join(&user.name),
         }
     }
 
@@ -156,30 +153,19 @@ impl Bed {
         }
         if self.options.configless {
             // The nodes look for plugstack.conf beside the slurm.conf that they receive.
-            slurm = slurm
-                .lines()
-                .filter(|line| !line.starts_with(STACK))
-                .fold(String::new(), |all, line| all + line + "\n");
+            slurm = without_stack(&slurm);
             self.make_mount_points()?;
         }
         fs::write(etc.join("slurm.conf"), &slurm)?;
         if !self.options.plain_nodes.is_empty() {
-            let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
             let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
-            fs::write(
-                self.plain_conf(),
-                plain.fold(none, |all, line| all + line + "\n"),
-            )?;
+            fs::write(self.plain_conf(), none + &without_stack(&slurm))?;
             write("no-plugstack.conf", &self.options.plain_stack_lines)?;
         }
-        fs::write(
-            etc.join("gres.conf"),
-            conf::gres_conf(&self.dir, &self.options),
-        )?;
-        fs::write(
-            etc.join("plugstack.conf"),
-            conf::plugstack_conf(&self.options),
-        )?;
+        let gres = conf::gres_conf(&self.dir, &self.options);
+        fs::write(etc.join("gres.conf"), gres)?;
+        let plugstack = conf::plugstack_conf(&self.options);
+        fs::write(etc.join("plugstack.conf"), plugstack)?;
         write("cgroup.conf", &self.options.cgroup_lines)?;
         if !self.options.job_container_lines.is_empty() {
             write("job_container.conf", &self.options.job_container_lines)?;
@@ -206,16 +192,16 @@ impl Bed {
         fs::write(&key_file, key)?;
         fs::set_permissions(&key_file, fs::Permissions::from_mode(0o400))?;
         let socket = munge.join("socket");
-        let argv = vec![
-            program(&["munged"])?,
-            "--foreground".into(),
-            "--force".into(),
-            "--num-threads=4".into(),
-            format!("--socket={}", socket.display()),
-            format!("--key-file={}", key_file.display()),
-            format!("--seed-file={}", munge.join("seed").display()),
-            format!("--pid-file={}", self.dir.join("pid/munged").display()),
-        ];
+        let mut argv = vec![program(&["munged"])?];
+        argv.extend(["--foreground", "--force", "--num-threads=4"].map(str::to_owned));
+        for (option, path) in [
+            ("socket", &socket),
+            ("key-file", &key_file),
+            ("seed-file", &munge.join("seed")),
+            ("pid-file", &self.dir.join("pid/munged")),
+        ] {
+            argv.push(format!("--{option}={}", path.display()));
+        }
         self.start_daemon("munged", argv, BTreeMap::new())?;
         self.wait_until("munged's socket", START, || Ok(socket.exists()))
     }
@@ -232,10 +218,9 @@ impl Bed {
     fn start_node(&self, node: &str) -> Result<()> {
         fs::create_dir_all(self.dir.join("spool").join(node))?;
         let plain = self.options.plain_nodes.iter().any(|name| name == node);
-        let conf = if plain {
-            self.plain_conf()
-        } else {
-            self.slurm_conf()
+        let conf = match plain {
+            true => self.plain_conf(),
+            false => self.slurm_conf(),
         };
         let mut env = self.environment(&User::root());
         let source = match self.options.configless && !plain {
@@ -259,24 +244,15 @@ impl Bed {
     pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
         let pid = self.daemon(node).context("no slurmd")?;
         let before = format!("env --unset=SLURM_CONF nsenter --mount --root --target {pid}");
-        self.root(
-            &before
-                .split(' ')
-                .chain(argv.iter().copied())
-                .collect::<Vec<_>>(),
-        )
+        let words = before.split(' ').chain(argv.iter().copied());
+        self.root(&words.collect::<Vec<_>>())
     }
 
     pub fn daemon(&self, name: &str) -> Option<u32> {
         lock(&self.daemons).get(name).copied()
     }
 
-    fn start_daemon(
-        &self,
-        name: &str,
-        argv: Vec<String>,
-        env: BTreeMap<String, String>,
-    ) -> Result<()> {
+    fn start_daemon(&self, name: &str, argv: Vec<String>, env: Environment) -> Result<()> {
         let log = self.dir.join("log").join(format!("{name}.out"));
         let pid = self.warden.ask(&Request::Start { argv, env, log })?;
         lock(&self.daemons).insert(name.to_owned(), pid);
@@ -288,10 +264,7 @@ impl Bed {
             let dev = conf::private_dev(&self.dir, &node);
             fs::create_dir(&dev)?;
             for device in conf::devices(&self.dir, &self.options, index) {
-                let name = device
-                    .file
-                    .file_name()
-                    .context("a device file has a name")?;
+                let name = device.file.file_name().context("no name")?;
                 make_device(&dev.join(name), conf::SIMULATED_MAJOR, device.minor.into())?;
             }
             if self.options.minors.is_empty() {
@@ -319,11 +292,8 @@ impl Bed {
                 fs::create_dir(&path)?;
             }
         }
-        let munge = self.dir.join("munge");
-        Ok(std::os::unix::fs::symlink(
-            "socket",
-            munge.join("munge.socket.2"),
-        )?)
+        let link = self.dir.join("munge/munge.socket.2");
+        Ok(std::os::unix::fs::symlink("socket", link)?)
     }
 
     /// The words before its slurmd that give it its own `/dev` and users.
@@ -331,10 +301,8 @@ impl Bed {
         let mut mounts = Vec::new();
         if self.options.login_shells {
             let passwd = self.passwd()?;
-            mounts.push(format!(
-                "/bin/mount --bind {} /etc/passwd",
-                passwd.display()
-            ));
+            let passwd = passwd.display();
+            mounts.push(format!("/bin/mount --bind {passwd} /etc/passwd"));
         }
         if !self.options.minors.is_empty() {
             mounts.push(self.mount_private_dev(node)?);
@@ -354,16 +322,13 @@ impl Bed {
         let mut all = fs::read_to_string("/etc/passwd")?;
         for user in &self.users.0 {
             let (name, home) = (&user.name, self.home(user));
-            let others = all
-                .lines()
-                .filter(|line| line.split(':').next() != Some(name));
+            let is_other = |line: &&str| line.split(':').next() != Some(name);
+            let others = all.lines().filter(is_other);
             let others: String = others.map(|line| format!("{line}\n")).collect();
             let (uid, gid) = (user.uid, user.gid);
             all = format!("{others}{name}:x:{uid}:{gid}::{}:/bin/sh\n", home.display());
-            fs::write(
-                home.join(".profile"),
-                format!("export PATH={}\n", search_path()),
-            )?;
+            let profile = format!("export PATH={}\n", search_path());
+            fs::write(home.join(".profile"), profile)?;
         }
         let path = self.dir.join("etc/passwd");
         fs::write(&path, all)?;
@@ -379,13 +344,11 @@ impl Bed {
         }
         let [own, here] = here.map(|dir| dir.display().to_string());
         let munge = self.dir.join("munge");
-        let usual = match self.options.configless {
-            true => format!(
-                "/bin/mount -t tmpfs none /run/slurm && /bin/mount --bind {} /run/munge && ",
-                munge.display()
-            ),
-            false => String::new(),
-        };
+        let usual = format!(
+            "/bin/mount -t tmpfs none /run/slurm && /bin/mount --bind {} /run/munge && ",
+            munge.display()
+        );
+        let usual = if self.options.configless { &*usual } else { "" };
         Ok(format!(
             "{usual}/bin/mount --bind {own} {here} && /bin/mount --bind /dev/pts {dev}/pts && /bin/mount --bind /dev/shm {dev}/shm && \
              /bin/mount --rbind {dev} /dev"
@@ -412,17 +375,19 @@ const USUAL_DEVICES: [(&str, u64, u64); 6] = [
     ("tty", 5, 0),
 ];
 
+fn without_stack(slurm_conf: &str) -> String {
+    let lines = slurm_conf.lines().filter(|line| !line.starts_with(STACK));
+    lines.fold(String::new(), |all, line| all + line + "\n")
+}
+
 fn make_device(file: &Path, major: u64, minor: u64) -> Result<()> {
     mknod(file, SFlag::S_IFCHR, Mode::empty(), makedev(major, minor))
         .with_context(|| format!("cannot make device '{}'", file.display()))?;
-    Ok(fs::set_permissions(
-        file,
-        fs::Permissions::from_mode(0o666),
-    )?)
+    let mode = fs::Permissions::from_mode(0o666);
+    Ok(fs::set_permissions(file, mode)?)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    let locked = mutex.lock();
+    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -59,11 +59,10 @@ impl Bed {
 
     pub fn spawn_with(&self, user: &User, argv: &[&str], extra: &[(&str, &str)]) -> Result<Client> {
         let mut env = self.environment(user);
-        env.extend(
-            extra
-                .iter()
-                .map(|(key, value)| (key.to_string(), value.to_string())),
-        );
+        let extra = extra
+            .iter()
+            .map(|(key, value)| (key.to_string(), value.to_string()));
+        env.extend(extra);
         let found;
         let mut argv = argv.to_vec();
         if let Some(name) = argv.first_mut()
@@ -83,25 +82,21 @@ impl Bed {
         extra: &[(&str, &str)],
         limit: Duration,
     ) -> Result<Duration> {
-        Ok(self
-            .spawn_with(user, argv, extra)?
-            .wait(limit)?
-            .success()?
-            .wall)
+        let ran = self.spawn_with(user, argv, extra)?.wait(limit)?;
+        Ok(ran.success()?.wall)
     }
 
     pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Ran> {
-        self.spawn(user, &[&["srun"], arguments].concat())?
-            .wait(limit)
+        let client = self.spawn(user, &[&["srun"], arguments].concat())?;
+        client.wait(limit)
     }
 
     /// Returns the job's id. The output is in `job-ID.out` in the user's directory.
     pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
         let file = tempfile::NamedTempFile::new_in(self.home(user))?;
-        let shell = if script.starts_with("#!") {
-            ""
-        } else {
-            "#!/bin/sh\n"
+        let shell = match script.starts_with("#!") {
+            true => "",
+            false => "#!/bin/sh\n",
         };
         fs::write(file.path(), format!("{shell}{script}\n"))?;
         chown(file.path(), Some(user.uid), Some(user.gid))?;
@@ -141,11 +136,8 @@ impl Client {
     ) -> Result<Client> {
         let (program, arguments) = argv.split_first().context("empty command")?;
         let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env_clear()
-            .envs(env)
-            .current_dir(dir);
+        command.args(arguments).env_clear().envs(env);
+        command.current_dir(dir);
         if user.uid != 0 {
             command.uid(user.uid).gid(user.gid);
         }

@@ -46,18 +46,18 @@ pub fn devices(dir: &Path, options: &Options, index: usize) -> Vec<Device> {
     let Gpus::Simulated(count) = options.gpus else {
         return Vec::new();
     };
+    let dev = private_dev(dir, &options.node(index));
     let own = |gpu: u32| Device {
-        file: private_dev(dir, &options.node(index)).join(format!("gpu{gpu}")),
+        file: dev.join(format!("gpu{gpu}")),
         minor: index as u32 * 16 + gpu,
     };
     let real = |minor: &u32| Device {
         file: format!("/dev/nvidia{minor}").into(),
         minor: *minor,
     };
-    if options.minors.is_empty() {
-        (0..count).map(own).collect()
-    } else {
-        options.minors.iter().map(real).collect()
+    match options.minors.as_slice() {
+        [] => (0..count).map(own).collect(),
+        minors => minors.iter().map(real).collect(),
     }
 }
 
@@ -105,11 +105,12 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
          SlurmdTimeout=60\n",
         controller = ports[0],
     );
-    let types = ["gpu"]
-        .into_iter()
-        .chain(options.gres_types.iter().map(|name| &**name));
-    let _ = writeln!(text, "GresTypes={}", types.collect::<Vec<_>>().join(","));
-    text.push_str("ProctrackType=proctrack/linuxproc\n");
+    let more: String = options
+        .gres_types
+        .iter()
+        .map(|name| format!(",{name}"))
+        .collect();
+    text += &format!("GresTypes=gpu{more}\nProctrackType=proctrack/linuxproc\n");
     if !options.prolog_flags.is_empty() {
         let _ = writeln!(text, "PrologFlags={}", options.prolog_flags);
     }
@@ -140,16 +141,12 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
             let lead = if gres.is_empty() { " Gres=" } else { "," };
             let _ = write!(gres, "{lead}{name}:{}", options.gres_count);
         }
+        let (name, cpus) = (options.node(index), options.cpus);
+        let words = options.node_words.iter().map(|words| format!(" {words}"));
+        let extra: String = words.collect();
         let _ = writeln!(
             text,
             "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000{gres}{extra} State=UNKNOWN",
-            name = options.node(index),
-            cpus = options.cpus,
-            extra = options
-                .node_words
-                .as_deref()
-                .map(|words| format!(" {words}"))
-                .unwrap_or_default(),
         );
     }
     text += "PartitionName=main Nodes=ALL Default=YES MaxTime=10 State=UP OverSubscribe=NO\n";

@@ -12,33 +12,28 @@ use anyhow::{Context as _, Result, bail};
 
 /// Everybody may pass.
 pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
-    let dir = tempfile::Builder::new()
-        .prefix(prefix)
-        .permissions(fs::Permissions::from_mode(0o755))
-        .tempdir_in(base)
-        .with_context(|| format!("cannot make a directory in '{base}'"))?;
-    let path = dir.keep();
-    // The umask may have removed bits.
+    let dir = tempfile::TempDir::with_prefix_in(prefix, base);
+    let path = dir
+        .with_context(|| format!("cannot make a directory in '{base}'"))?
+        .keep();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(path)
 }
 
 /// Those that the slurmds will make and leave, in each hierarchy of cgroup v1.
 pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup")
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/fs/cgroup")
         .into_iter()
         .flatten()
-        .flatten();
-    let of_nodes = |hierarchy: fs::DirEntry| {
-        nodes
-            .iter()
-            .map(move |node| hierarchy.path().join(format!("slurm_{node}")))
-    };
-    hierarchies
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .flat_map(of_nodes)
-        .filter(|path| !path.exists())
-        .collect()
+        .flatten()
+    {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let own = |node: &String| entry.path().join(format!("slurm_{node}"));
+            found.extend(nodes.iter().map(own).filter(|path| !path.exists()));
+        }
+    }
+    found
 }
 
 /// One for each node, in the hierarchy without controllers. `None` if there is none for us.
@@ -74,17 +69,16 @@ pub fn use_slurm_of(prefix: &Path) {
 }
 
 pub(super) fn search_path() -> String {
-    let own = PREFIX
-        .get()
-        .map(|prefix| format!("{0}/sbin:{0}/bin:", prefix.display()));
+    let own = PREFIX.get().map(|prefix| prefix.display());
+    let own = own.map(|prefix| format!("{prefix}/sbin:{prefix}/bin:"));
     own.unwrap_or_default() + "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 }
 
 pub(super) fn program(names: &[&str]) -> Result<String> {
     let dirs = search_path();
-    dirs.split(':')
-        .flat_map(|dir| names.iter().map(move |name| format!("{dir}/{name}")))
-        .find(|path| Path::new(path).exists())
+    let in_dir = |dir| names.iter().map(move |name| format!("{dir}/{name}"));
+    let mut all = dirs.split(':').flat_map(in_dir);
+    all.find(|path| Path::new(path).exists())
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }
 

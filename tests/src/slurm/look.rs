@@ -39,12 +39,8 @@ impl Snapshot {
         }
         for process in descendants(warden) {
             if !known.contains(&process.pid) && !process.is_zombie() {
-                items.insert(format!(
-                    "process {} (uid {}) {}",
-                    process.pid,
-                    process.uid,
-                    process.args.join(" ")
-                ));
+                let (pid, uid, args) = (process.pid, process.uid, process.args.join(" "));
+                items.insert(format!("process {pid} (uid {uid}) {args}"));
             }
         }
         Snapshot(items)

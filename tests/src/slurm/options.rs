@@ -124,19 +124,16 @@ impl Options {
         let plugins = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
         self.slurm_lines.extend(owned(&plugins));
         if !unified() {
-            self.cgroup_lines.extend(owned(&[
-                "CgroupMountpoint=/sys/fs/cgroup",
-                "CgroupPlugin=cgroup/v1",
-            ]));
+            let plugin = ["CgroupMountpoint=/sys/fs/cgroup", "CgroupPlugin=cgroup/v1"];
+            self.cgroup_lines.extend(owned(&plugin));
         }
         self.cgroup_lines.extend(owned(lines));
         self
     }
 
     pub(super) fn is_in_cgroups(&self) -> bool {
-        self.slurm_lines
-            .iter()
-            .any(|line| line.ends_with("/cgroup"))
+        let mut lines = self.slurm_lines.iter();
+        lines.any(|line| line.ends_with("/cgroup"))
     }
 
     pub(super) fn each_node(&self) -> impl Iterator<Item = String> {
@@ -154,8 +151,7 @@ impl Options {
     }
 
     pub(super) fn names_key(&self, key: &str) -> bool {
-        self.slurm_lines
-            .iter()
-            .any(|line| conf::key(line).eq_ignore_ascii_case(key))
+        let mut lines = self.slurm_lines.iter();
+        lines.any(|line| conf::key(line).eq_ignore_ascii_case(key))
     }
 }

@@ -52,17 +52,17 @@ impl Product {
 
     /// They keep the bed's nodes apart: `%n` is the node's name.
     pub fn settings(bed: &Bed, control: &Path, nvml: &Path) -> String {
-        let cgroup = bed
-            .cgroup()
-            .map(|path| format!("cgroup = \"{}/%n\"\n", path.display()))
-            .unwrap_or_default();
-        format!(
-            "run_dir = \"{}\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{cgroup}",
-            bed.run_dir_of_nodes().display(),
-            bed.dir().display(),
-            control.display(),
-            nvml.display(),
-        )
+        let mut text = String::new();
+        for (key, path) in [
+            ("run_dir", &*bed.run_dir_of_nodes()),
+            ("state_dir", &bed.dir().join("mpsd/%n")),
+            ("control", control),
+            ("nvml", nvml),
+        ] {
+            text += &format!("{key} = \"{}\"\n", path.display());
+        }
+        let cgroup = bed.cgroup().map(|path| path.display());
+        text + &cgroup.map_or(String::new(), |path| format!("cgroup = \"{path}/%n\"\n"))
     }
 }
 

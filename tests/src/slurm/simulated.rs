@@ -58,9 +58,9 @@ impl Record {
     /// Skips lines that are no record.
     pub fn all(text: &str) -> Result<Vec<Record>> {
         let lines = text.lines().filter(|line| line.starts_with('{'));
-        lines
-            .map(|line| serde_json::from_str(line).with_context(|| format!("no record: '{line}'")))
-            .collect()
+        let record =
+            |line| serde_json::from_str(line).with_context(|| format!("no record: {line}"));
+        lines.map(record).collect()
     }
 }
 
@@ -80,15 +80,12 @@ impl Simulated {
         let mut nodes = Vec::new();
         for (index, name) in (1..).zip(bed.nodes()) {
             let devices = conf::devices(bed.dir(), &options, index);
-            let builder = NodeDouble::builder()
-                .name(&name)
-                .gpus(gpus as usize, MODEL)
-                .describe(|node| {
-                    for (gpu, device) in node.gpu.iter_mut().zip(devices) {
-                        (gpu.minor, gpu.device) = (Some(device.minor), Some(device.file));
-                    }
-                })
-                .at(root.join(&name));
+            let builder = NodeDouble::builder().name(&name).gpus(gpus as usize, MODEL);
+            let builder = builder.at(root.join(&name)).describe(|node| {
+                for (gpu, device) in node.gpu.iter_mut().zip(devices) {
+                    (gpu.minor, gpu.device) = (Some(device.minor), Some(device.file));
+                }
+            });
             nodes.push(shape(builder).build().map_err(|why| anyhow!(why))?);
         }
         let any = root.join("%n");
@@ -113,10 +110,8 @@ impl Simulated {
 
     pub fn node(&self, name: &str) -> Result<&NodeDouble> {
         let root = self.root.join(name);
-        self.nodes
-            .iter()
-            .find(|node| node.dir() == root)
-            .with_context(|| format!("there is no node '{name}'"))
+        let found = self.nodes.iter().find(|node| node.dir() == root);
+        found.with_context(|| format!("there is no node '{name}'"))
     }
 
     /// Until the guard is dropped.
@@ -138,10 +133,8 @@ impl Simulated {
         for node in &self.nodes {
             let (modes, contexts, daemons) = (node.modes(), node.contexts(), node.daemons());
             let name = node.dir().display();
-            ensure!(
-                modes.iter().all(|mode| mode == "default"),
-                "'{name}': compute modes {modes:?}"
-            );
+            let are_usual = modes.iter().all(|mode| mode == "default");
+            ensure!(are_usual, "'{name}': compute modes {modes:?}");
             ensure!(contexts.is_empty(), "'{name}': contexts {contexts:?}");
             ensure!(daemons.is_empty(), "'{name}': daemons {daemons:?}");
         }
@@ -192,14 +185,13 @@ impl Witness {
 
     /// Its rank on its node; a batch script has none.
     pub fn local_rank(&self) -> usize {
-        self.variable("SLURM_LOCALID")
-            .and_then(|rank| rank.parse().ok())
-            .unwrap_or(0)
+        let rank = self.variable("SLURM_LOCALID");
+        rank.and_then(|rank| rank.parse().ok()).unwrap_or(0)
     }
 
     pub fn all(dir: &Path) -> Result<Vec<Witness>> {
-        let entries =
-            std::fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))?;
+        let entries = std::fs::read_dir(dir);
+        let entries = entries.with_context(|| format!("cannot read '{}'", dir.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         files.retain(|file| file.extension().is_some_and(|end| end == "json"));
         files.sort();

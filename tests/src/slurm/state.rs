@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -23,13 +23,10 @@ impl Bed {
     pub fn node_state(&self, node: &str) -> Result<NodeState> {
         let shown = self.said(&format!("scontrol -o show node {node}"))?;
         // The reason is the last item and may hold blanks: `Reason=text [user@time]`.
-        let reason = shown
-            .split_once(" Reason=")
-            .map(|(_, text)| text.trim().to_owned())
-            .unwrap_or_default();
+        let reason = shown.split_once(" Reason=");
         Ok(NodeState {
             state: item(&shown, "State").to_owned(),
-            reason,
+            reason: reason.map_or("", |(_, text)| text.trim()).to_owned(),
         })
     }
 
@@ -39,21 +36,16 @@ impl Bed {
         if shown.code != Some(0) {
             return Ok(None);
         }
-        let items = shown
-            .stdout
-            .split_whitespace()
-            .filter_map(|word| word.split_once('='));
+        let words = shown.stdout.split_whitespace();
+        let items = words.filter_map(|word| word.split_once('='));
         let owned = items.map(|(key, value)| (key.to_owned(), value.to_owned()));
         Ok(Some(owned.collect()))
     }
 
     pub fn job_state(&self, id: u32) -> Result<String> {
-        let job = self
-            .job(id)?
-            .with_context(|| format!("job {id} is not known"))?;
-        job.get("JobState")
-            .cloned()
-            .context("a job without a state")
+        let job = self.job(id)?;
+        let mut job = job.with_context(|| format!("job {id} is not known"))?;
+        job.remove("JobState").context("a job without a state")
     }
 
     pub fn wait_job(&self, id: u32, states: &[&str], limit: Duration) -> Result<String> {
@@ -77,10 +69,8 @@ impl Bed {
     pub fn wait_idle(&self, limit: Duration) -> Result<()> {
         self.wait_until("idle nodes", limit, || {
             let queue = self.said("squeue -h -a -o %i")?;
-            let nodes = self
-                .root(&["sinfo", "-h", "-N", "-o", "%N %T"])?
-                .success()?
-                .stdout;
+            let nodes = self.root(&["sinfo", "-h", "-N", "-o", "%N %T"])?;
+            let nodes = nodes.success()?.stdout;
             let idle = nodes
                 .lines()
                 .filter_map(|line| line.trim().strip_suffix(" idle"));
@@ -106,11 +96,8 @@ impl Bed {
 
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
-        let roots: Vec<PathBuf> = [&self.run]
-            .into_iter()
-            .chain(&self.cgroup)
-            .cloned()
-            .collect();
+        let mut roots = vec![self.run.clone()];
+        roots.extend(self.cgroup.clone());
         let users = self.users.0.each_ref().map(|user| user.uid);
         Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
@@ -125,23 +112,16 @@ impl Bed {
         // In memory alone, as a booted machine's `/run` is.
         let keeps_reports = Dir::open(&self.run).is_ok_and(|run| run.is_tmpfs());
         let is_the_nodes = |item: &String| {
-            let path = Path::new(item.strip_prefix("file ")?)
-                .strip_prefix(&self.run)
-                .ok()?;
-            let parts: Vec<_> = path
-                .iter()
-                .skip(1)
-                .filter_map(|part| part.to_str())
-                .collect();
-            let own_files = ["ledger", ".ledger.lock"];
-            match parts[..] {
-                [] | ["jobs"] | ["shared"] | ["gpus"] | ["gpus", _] => Some(()),
-                ["reports", ..] if keeps_reports => Some(()),
-                [file] if own_files.contains(&file) => Some(()),
-                _ => None,
-            }
+            let path = Path::new(item.strip_prefix("file ")?);
+            let path = path.strip_prefix(&self.run).ok()?;
+            let parts = path.iter().skip(1).filter_map(|part| part.to_str());
+            Some(match parts.collect::<Vec<_>>()[..] {
+                [] | ["jobs" | "shared" | "gpus" | "ledger" | ".ledger.lock"] | ["gpus", _] => true,
+                ["reports", ..] => keeps_reports,
+                _ => false,
+            })
         };
-        left.retain(|item| is_the_nodes(item).is_none());
+        left.retain(|item| is_the_nodes(item) != Some(true));
         left
     }
 
@@ -185,8 +165,9 @@ impl Bed {
 }
 
 fn item<'a>(shown: &'a str, key: &str) -> &'a str {
-    shown
+    let mut items = shown
         .split_whitespace()
-        .find_map(|word| word.split_once('=').filter(|(name, _)| *name == key))
-        .map_or("", |(_, value)| value)
+        .filter_map(|word| word.split_once('='));
+    let found = items.find(|(name, _)| *name == key);
+    found.map_or("", |(_, value)| value)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use super::bed::lock;
 
@@ -24,11 +24,13 @@ pub struct User {
 
 impl User {
     pub fn named(name: &str) -> Result<User> {
-        let user = users::get_user_by_name(name)
-            .with_context(|| format!("there is no account '{name}'"))?;
-        if user.uid() == 0 {
-            bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
-        }
+        let user = users::get_user_by_name(name);
+        let user = user.with_context(|| format!("there is no account '{name}'"))?;
+        let is_root = user.uid() == 0;
+        ensure!(
+            !is_root,
+            "'{name}' is root, and jobs are an ordinary user's"
+        );
         Ok(User {
             name: name.to_owned(),
             uid: user.uid(),
