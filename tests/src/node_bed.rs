@@ -241,6 +241,19 @@ impl NodeBed {
         self.torque(job, account, gpus).ok()
     }
 
+    /// A Torque job that its site brings in, with a script, under this configuration.
+    pub fn begin_by_site(&self, job: &str, gpus: &str, config: &str) {
+        let script = self
+            .directory("pbs/mom_priv/jobs")
+            .join(format!("{job}.SC"));
+        fs::write(script, "mpirun -n 4 ./solver\n").expect("a script");
+        let home = self.path("pbs");
+        self.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
+        let by_site = ["--by-site", "--request", "MPS=on", "--gpus", gpus];
+        let args = [&by_site[..], &prologue_args(job, "")[..]].concat();
+        self.prologue(&args, &[]).ok();
+    }
+
     /// As [`NodeBed::torque`], and does not wait for it.
     pub fn start_torque(&self, job: &str, account: &str, gpus: &str) -> Running {
         Running::silent(self.torque_command(job, account, gpus))

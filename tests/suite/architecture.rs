@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use mpsd_core::config::SECTIONS;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree};
+use tests::double::look::walk;
 use toml::Table;
 
 const LAYERS: [&str; 5] = ["plan", "job", "node", "supervisor", "cli"];
@@ -98,10 +99,8 @@ fn source(file: &str) -> Option<String> {
 }
 
 fn crates() -> Vec<Crate> {
-    ROOTS
-        .into_iter()
-        .map(|root| Crate::read(root, &source))
-        .collect()
+    let read = |root| Crate::read(root, &source);
+    ROOTS.into_iter().map(read).collect()
 }
 
 impl Crate {
@@ -141,10 +140,8 @@ impl Crate {
     fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut edges = BTreeMap::new();
         for (at, module) in &self.0 {
-            let goals = module
-                .paths
-                .iter()
-                .filter_map(|path| self.resolve(at, path, 0));
+            let paths = module.paths.iter();
+            let goals = paths.filter_map(|path| self.resolve(at, path, 0));
             let files = goals.map(|goal| self.0[&goal].file.as_str());
             let others = files.filter(|file| *file != module.file).collect();
             edges.insert(module.file.as_str(), others);
@@ -183,12 +180,9 @@ impl Crate {
 }
 
 fn is_for_tests(attributes: &[Attribute]) -> bool {
-    let is_test = |one: &Attribute| {
-        one.parse_args::<syn::Ident>()
-            .is_ok_and(|word| word == "test")
-    };
-    let mut all = attributes.iter();
-    all.any(|one| one.path().is_ident("cfg") && is_test(one))
+    let words = |one: &Attribute| one.parse_args::<syn::Ident>();
+    let mut all = attributes.iter().filter(|one| one.path().is_ident("cfg"));
+    all.any(|one| words(one).is_ok_and(|word| word == "test"))
 }
 
 impl Module {
@@ -235,11 +229,8 @@ impl<'ast> Visit<'ast> for Module {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Names = path
-            .segments
-            .iter()
-            .map(|one| one.ident.to_string())
-            .collect();
+        let segments = path.segments.iter();
+        let names: Names = segments.map(|one| one.ident.to_string()).collect();
         // A single name is an import's, which is among the paths already, or this file's own.
         if names.len() > 1 {
             self.paths.push(names);
@@ -255,10 +246,8 @@ impl<'ast> Visit<'ast> for Module {
         let fields = tokens.replace(" . ", ".");
         let fields = fields.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '.');
         for path in fields.map(|path| path.split('.').collect::<Vec<_>>()) {
-            let pairs = path
-                .windows(2)
-                .map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
-            self.fields.extend(pairs);
+            let pair = |pair: &[&str]| (pair[0].to_owned(), pair[1].to_owned());
+            self.fields.extend(path.windows(2).map(pair));
         }
         let words = joined.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
         let paths = words.map(|word| word.split("::").map(str::to_owned).collect::<Names>());
@@ -298,27 +287,18 @@ fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
         found.contains(**file)
     };
     let inside: BTreeSet<&str> = edges.keys().filter(is_in_one).copied().collect();
-    let others = |file: &&str| {
-        edges[file]
-            .intersection(&inside)
-            .copied()
-            .collect::<Vec<_>>()
+    let line = |file: &&str| {
+        let others: Vec<&str> = edges[file].intersection(&inside).copied().collect();
+        format!("{file} names {}", others.join(", "))
     };
-    let line = |file| format!("{file} names {}", others(file).join(", "));
     inside.iter().map(line).collect()
 }
 
 #[test]
 fn no_file_names_itself_through_others() {
-    let found: Vec<String> = crates()
-        .iter()
-        .flat_map(|one| circles(&one.edges()))
-        .collect();
-    assert!(
-        found.is_empty(),
-        "circles between files:\n{}",
-        found.join("\n")
-    );
+    let crates = crates();
+    let found = crates.iter().flat_map(|one| circles(&one.edges()));
+    assert_eq!(found.collect::<Vec<_>>(), [""; 0], "circles between files");
 }
 
 #[test]
@@ -334,9 +314,8 @@ fn each_layer_imports_only_from_its_left() {
     let mut wrong = Vec::new();
     for (file, others) in mpsd.edges() {
         let own = layer(file);
-        let below = others
-            .iter()
-            .filter(|other| own.is_some() && layer(other) > own);
+        let others = others.iter();
+        let below = others.filter(|other| own.is_some() && layer(other) > own);
         wrong.extend(below.map(|other| format!("{file} uses {other}")));
     }
     assert!(mpsd.0.len() > 60, "only {} modules seen", mpsd.0.len());
@@ -358,9 +337,8 @@ fn only_a_schedulers_folder_names_it() {
     let mut homes = BTreeSet::new();
     for module in crates().iter().flat_map(|one| one.0.values()) {
         let pairs = module.paths.iter().flat_map(|path| path.windows(2));
-        for pair in
-            pairs.filter(|pair| pair[0] == "Scheduler" && SCHEDULERS.contains(&pair[1].as_str()))
-        {
+        let is_one = |pair: &&[String]| SCHEDULERS.contains(&pair[1].as_str());
+        for pair in pairs.filter(|pair| pair[0] == "Scheduler").filter(is_one) {
             let name = pair[1].to_lowercase();
             let places = ["batch", "setup"].map(|of| format!("mpsd/{of}/src/{name}"));
             let is_home = places.iter().any(|bed| module.file.starts_with(bed))
@@ -402,25 +380,19 @@ fn each_key_of_mpsd_toml_is_read_by_a_program() {
     assert_eq!(unread, [""; 0], "no program reads these keys");
 }
 
-fn rust_below(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
-    let entries = fs::read_dir(directory).expect("a folder").flatten();
-    for path in entries.map(|entry| entry.path()) {
-        if path.is_dir() {
-            rust_below(&path, found);
-        } else if path.extension().is_some_and(|name| name == "rs") {
-            let text = fs::read_to_string(&path).expect("a file");
-            found.push((path, text));
-        }
-    }
-}
-
 #[test]
 fn each_test_that_the_threat_model_names_is_there() {
     let page = source("THREAT-MODEL.md").expect("the page");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut all = Vec::new();
     for folder in ["mpsd", "spank", "packaging", "tests"] {
-        rust_below(&root.join(folder), &mut all);
+        walk(&root.join(folder), &mut |path, _| {
+            if path.extension().is_some_and(|name| name == "rs") {
+                let text = fs::read_to_string(path).expect("a file");
+                all.push((path.to_owned(), text));
+            }
+            true
+        });
     }
     let named = page.split('`').skip(1).step_by(2);
     let named: Vec<&str> = named.filter(|code| code.contains("::")).collect();

@@ -11,11 +11,8 @@ struct Entry<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Entry<'a> {
     fn parse(text: &'a str) -> Self {
-        Self(
-            text.lines()
-                .filter_map(|line| line.split_once('='))
-                .collect(),
-        )
+        let fields = text.lines().filter_map(|line| line.split_once('='));
+        Self(fields.collect())
     }
 
     #[track_caller]
@@ -38,11 +35,8 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         let bed = NodeBed::new(fast(80), "deadline_s = 20\n");
         let journal = Syslog::hear_journal(&bed.directory("room"));
         let list: Vec<String> = (0..80).map(|gpu| gpu.to_string()).collect();
-        bed.begin(
-            "77.pbs",
-            "MPS=true,MPS_THREADS=25,MPS_MEM=4G",
-            &list.join(","),
-        );
+        let account = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+        bed.begin("77.pbs", account, &list.join(","));
         bed.assert_ends_clean("77.pbs", "an audited job");
 
         let all = journal.lines();
@@ -51,10 +45,11 @@ fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
         };
         let (begin, end) = (Entry::parse(begin), Entry::parse(end));
         let uid = uid_of(USER).to_string();
-        for (entry, event, program) in [
+        let programs = [
             (&begin, "begin", "mps-prologue"),
             (&end, "end", "mps-epilogue"),
-        ] {
+        ];
+        for (entry, event, program) in programs {
             for (name, value) in [
                 ("MPSD_EVENT", event),
                 ("SYSLOG_IDENTIFIER", program),

@@ -67,7 +67,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             &["run_dir: '", "(mode 0777): chmod go-w"],
         ),
         (
-            |bed| bed.configure("colour = \"red\"\n"),
+            |bed| bed.configure("colour = 1\n"),
             &["mpsd.toml", "colour"],
         ),
         // A user who may write it could make root run any program.
@@ -75,9 +75,13 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
     ];
     // The place of the node's counters is in the file, or unknown. Those of the usual place are
     // another node's.
-    let counters =
-        || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
-    let before = counters().ok();
+    let counters = || {
+        fs::metadata("/var/lib/mpsd/reports/counters")
+            .ok()?
+            .modified()
+            .ok()
+    };
+    let before = counters();
     let node = nix::unistd::gethostname().expect("name");
     let line = format!("MPS is misconfigured on {} (not your job)", node.display());
     std::thread::scope(|scope| {
@@ -91,7 +95,7 @@ fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
             });
         }
     });
-    assert_eq!(counters().ok(), before);
+    assert_eq!(counters(), before);
 }
 
 #[test]
@@ -118,12 +122,8 @@ fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
         // The slower runs waited for a processor.
         let fastest = times.iter().min().expect("a time");
         // An unoptimized build gets a multiple; the release build must keep the exact limit.
-        let allowed = if cfg!(debug_assertions) {
-            FREE * 8
-        } else {
-            FREE
-        };
-        assert!(*fastest < allowed, "{account:?} took {times:?}");
+        let times_free = if cfg!(debug_assertions) { 8 } else { 1 };
+        assert!(*fastest < FREE * times_free, "{account:?} took {times:?}");
     }
     // The watch itself works: it sees that a job that asks reads the configuration.
     bed.torque_on_gpu_0("15.srv", "MPS=true").exits(2);

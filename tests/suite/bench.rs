@@ -54,9 +54,9 @@ impl Bench {
         let work = self.bed.path("work");
         let shown = work.display().to_string();
         let is_left = |process: &look::Process| {
-            let args = &process.args;
-            let is_script = args.iter().any(|arg| arg.contains(&shown))
-                && !args.iter().any(|arg| arg == self.verb);
+            let mut args = process.args.iter();
+            let is_script = args.any(|arg| arg.contains(&shown));
+            let is_script = is_script && !process.args.iter().any(|arg| arg == self.verb);
             process.exe.starts_with(&work) || process.exe == self.bed.node.client() || is_script
         };
         let all = look::processes().into_iter().filter(is_left);

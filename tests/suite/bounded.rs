@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use tests::double::look;
@@ -17,17 +17,10 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// Keeps the files that `line` opened until it is dropped.
 fn keeper(line: &str, path: &Path) -> Running {
     let mut command = as_user(USER, "/bin/sh");
-    command
-        .arg("-c")
-        .arg(format!("{line}; exec sleep 60"))
-        .arg(path);
-    command
-        .env_clear()
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    let kept = Running::start(command);
+    let line = format!("{line}; exec sleep 60");
+    let kept = Running::silent(command.args(["-c", &line]).arg(path).env_clear());
     let first = || look::process(kept.pid()).and_then(|process| process.args.into_iter().next());
-    eventually(line, || first().is_some_and(|word| word == "sleep"));
+    eventually(&line, || first().is_some_and(|word| word == "sleep"));
     kept
 }
 
@@ -72,9 +65,8 @@ fn who_has_filled_a_mount_namespace_takes_no_bound_of_room_from_a_job() {
         let first = Full::of(OTHER_USER);
         // Nothing of this boot has made our directory a private mount. A job without bounds would
         // be worse than none.
-        bed.torque("70.srv", ACCOUNT, "0")
-            .exits(2)
-            .complains("fs.mount-max");
+        let refused = bed.torque("70.srv", ACCOUNT, "0").exits(2);
+        refused.complains("fs.mount-max");
         bed.assert_as_before("a full namespace");
         drop(first);
         bed.begin("71.srv", ACCOUNT, "0");

@@ -22,17 +22,16 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
     for name in THREE {
         let pids = bed.pids(name);
         assert_eq!(pids.len(), 1, "{name}: {pids:?}");
-        let found =
-            ["CapBnd", "CapEff", "NoNewPrivs", "Seccomp"].map(|line| status_of(pids[0], line));
+        let lines = ["CapBnd", "CapEff", "NoNewPrivs", "Seccomp"];
+        let found = lines.map(|line| status_of(pids[0], line));
         let none = "0000000000000000";
         assert_eq!(found, [none, none, "1", "2"], "{name}");
         assert!(!can_debug(pids[0]), "{name}");
     }
     // A user may look into their own processes. This shows that the check above can succeed.
     let own = Running::start(as_user(USER, "/bin/sleep").arg("60"));
-    eventually("setpriv becomes sleep", || {
-        status_of(own.pid(), "Name") == "sleep"
-    });
+    let is_sleep = || status_of(own.pid(), "Name") == "sleep";
+    eventually("setpriv becomes sleep", is_sleep);
     assert!(can_debug(own.pid()));
     bed.assert_ends_clean("1.pbs", "confined");
 }
@@ -71,11 +70,9 @@ fn the_worker_is_confined_and_first_before_it_loads_nvml() {
     for pid in [prologue.pid(), pid] {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
         let (_, fields) = stat.rsplit_once(") ").expect("fields");
-        let priority = fields
-            .split(' ')
-            .nth(15)
-            .and_then(|word| word.parse::<i32>().ok());
-        assert!(priority.is_some_and(|priority| priority <= 0), "{stat}");
+        let priority = fields.split(' ').nth(15).expect("a priority");
+        let is_raised = priority.parse::<i32>().is_ok_and(|priority| priority <= 0);
+        assert!(is_raised, "{stat}");
     }
     assert_eq!(prologue.wait(), Some(2));
 }

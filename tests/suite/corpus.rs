@@ -5,25 +5,16 @@ use std::fs;
 use std::path::Path;
 use tests::fuzzing::TARGETS;
 
-const PIECES: [&str; 8] = [
-    "=",
-    ",",
-    "\0",
-    "\x1b[31m",
-    "9999999999999999999999",
-    "..",
-    "/",
-    "\n",
-];
+const PIECES: [&str; 8] = ["=", ",", "\0", "\x1b[31m", LARGE, "..", "/", "\n"];
+const LARGE: &str = "9999999999999999999999";
 
 #[test]
 fn the_corpus_and_damaged_entries_break_nothing() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
     for (name, run) in TARGETS {
         let entries = fs::read_dir(corpus.join(name)).expect("corpus").flatten();
-        let entries: Vec<_> = entries
-            .map(|entry| fs::read(entry.path()).expect("entry"))
-            .collect();
+        let entries = entries.map(|entry| fs::read(entry.path()).expect("entry"));
+        let entries: Vec<_> = entries.collect();
         assert!(!entries.is_empty(), "no corpus for {name}");
         for entry in entries {
             run(&entry);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use batch::Exclusive;
 use mpsd::job::node::Role;
-use mpsd::job::{self, Account, ReturnWhen, claim};
+use mpsd::job::{self, Account, Journal, ReturnWhen, claim};
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
@@ -151,10 +151,8 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
         }
         assert!(removes, "{}: no such point", scenario.name);
     }
-    assert!(
-        tried > 10_000 && prologues > 300,
-        "only {tried} pairs, {prologues} points"
-    );
+    let told = format!("only {tried} pairs, {prologues} points");
+    assert!(tried > 10_000 && prologues > 300, "{told}");
     figures::tell("crash_point_pairs", tried);
     figures::tell("crash_points", prologues);
 }
@@ -187,11 +185,11 @@ fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
         }
         // It was killed after the journal was gone and before the report: the node is as before,
         // and nobody has the report.
-        assert!(
-            without < last / 2,
+        let told = format!(
             "{}: {without} of {last} ends without a report",
             scenario.name
         );
+        assert!(without < last / 2, "{told}");
     }
 }
 
@@ -232,10 +230,8 @@ fn met(scenario: &Scenario, world: &World, at: usize) -> Meeting {
         let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
         let begun = world.borrow().spawned > first;
         let found = Sim::well(world).end(&ending);
-        let locked_out = found
-            .undetermined
-            .iter()
-            .any(|u| u.why.contains("still locked"));
+        let mut undetermined = found.undetermined.iter();
+        let locked_out = undetermined.any(|u| u.why.contains("still locked"));
         said.set([there, locked_out, begun]);
     });
     let ended = living(|| node.begin(scenario).map_err(|e| format!("{e:?}")));
@@ -259,8 +255,8 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
             tried += 1;
             // One that has started nothing yet leaves the GPUs to the next job.
             let begins = world.borrow().spawned > before(&scenario).spawned;
-            after +=
-                usize::from(locked_out && begins && !begun && scenario.mps_id() == scenario.id());
+            let begins = begins && !begun && scenario.mps_id() == scenario.id();
+            after += usize::from(locked_out && begins);
             let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && locked_out {
                 // The start had asked for the last time before the epilogue came, and is about to
@@ -322,10 +318,8 @@ fn a_prologue_whose_call_fails_undoes_itself_whole() {
 
 /// Whether a file for the user of a shared MPS could not be written. No job fails for that.
 fn told_nothing(world: &World) -> bool {
-    world
-        .log
-        .iter()
-        .any(|line| line.contains(" is not told of it: "))
+    let mut lines = world.log.iter();
+    lines.any(|line| line.contains(" is not told of it: "))
 }
 
 fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
@@ -418,10 +412,8 @@ fn a_process_that_holds_an_exclusive_gpu_is_named() {
     world.borrow_mut().foreign.push((gpu.clone(), 77));
     let failed = Sim::well(&world).begin(&scenario).expect_err("a held GPU");
     let told = failed.failure.to_string();
-    assert!(
-        told.contains(gpu.as_str()) && told.contains("process 77 holds it"),
-        "{told}"
-    );
+    let is_named = told.contains(gpu.as_str()) && told.contains("process 77 holds it");
+    assert!(is_named, "{told}");
     world.borrow_mut().foreign.clear();
     restored(&world, &scenario, "a held GPU");
     Sim::well(&world).begin(&scenario).expect("nobody holds it");
@@ -479,9 +471,8 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
             told.set(Some(begun.is_ok()));
         });
         let ending = scenario.ending(&settings);
-        job::end_if(&mut node, &scenario.id(), &ending, |found| {
-            found == judged.as_ref()
-        });
+        let is_judged = |found: Option<&Journal>| found == judged.as_ref();
+        job::end_if(&mut node, &scenario.id(), &ending, is_judged);
         match again.get() {
             None => break,
             // This end held the job's lock.
@@ -509,9 +500,8 @@ fn a_start_is_not_given_up_by_a_verdict_on_an_earlier_job() {
         let (judged, settings, late) = (judged.clone(), scenario.settings(), scenario.clone());
         let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
             let ending = late.ending(&settings);
-            job::end_if(&mut Sim::well(world), &late.id(), &ending, |found| {
-                found == judged.as_ref()
-            });
+            let is_judged = |found: Option<&Journal>| found == judged.as_ref();
+            job::end_if(&mut Sim::well(world), &late.id(), &ending, is_judged);
         });
         node.begin(&scenario)
             .unwrap_or_else(|e| panic!("{at}: {e:?}"));

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use assert_cmd::assert::OutputAssertExt as _;
 use mpsd_core::config::DEFAULT_PATH;
@@ -166,6 +166,11 @@ fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
     found(&mut bed(), line, leave, remedy);
 }
 
+#[track_caller]
+fn assert_one(told: &[String], is_it: &dyn Fn(&String) -> bool) {
+    assert!(told.len() == 1 && told.iter().all(is_it), "{told:?}");
+}
+
 /// Such as `nvidia-mps.service`.
 #[test]
 fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exclusive_gpu() {
@@ -184,21 +189,18 @@ fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exc
     assert_eq!(told(), Vec::<String>::new());
     finish(of_root(&bed.node.control()).arg("-d")).ok();
     let named = |line: &String| line.starts_with("WARN  an MPS daemon of root that is no job's");
-    assert!(
-        told().len() == 1 && told().iter().all(named),
-        "{:?}",
-        told()
-    );
+    assert_one(&told(), &named);
 
     // slurmd may have its variables.
     let args = prologue_on_gpu_0("1.srv", "MPS=true");
     bed.prologue(&args, &env).ok();
     bed.served("1.srv", &[]);
     let all = problems(&bed);
-    let daemons = all
-        .iter()
-        .filter(|line| line.contains(&bed.pipe("1.srv").1));
-    assert_eq!(daemons.count(), 0, "{all:#?}");
+    let mut lines = all.iter();
+    assert!(
+        !lines.any(|line| line.contains(&bed.pipe("1.srv").1)),
+        "{all:#?}"
+    );
     bed.end("1.srv");
     let used = fs::read_to_string(bed.path("log/control.log")).expect("its log");
     assert!(!used.contains("NEW CLIENT"), "{used}");
@@ -208,20 +210,12 @@ fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exc
         .arg("--node")
         .arg(bed.node.dir())
         .args(["--hold", "60"]);
-    let client = Running::start(client.stdout(Stdio::null()));
+    let client = Running::silent(client);
     eventually("the client attaches", || bed.has_context(client.pid()));
-    assert!(
-        told().len() == 1 && told().iter().all(named),
-        "{:?}",
-        told()
-    );
+    assert_one(&told(), &named);
     bed.node.set_mode(&bed.node.uuids()[0], "exclusive_process");
     let fails = |line: &String| line.starts_with("FAIL") && line.contains(" holds GPU 0, ");
-    assert!(
-        told().len() == 1 && told().iter().all(fails),
-        "{:?}",
-        told()
-    );
+    assert_one(&told(), &fails);
     let refused = bed.torque_on_gpu_0("2.srv", "MPS=true");
     refused.complains("root's nvidia-cuda-mps-server (process ");
 }
@@ -253,11 +247,9 @@ fn a_missing_configuration_is_no_good_one() {
         return println!("not tried here: this machine has a configuration");
     }
     let ran = Command::new(built("mpsctl")).arg("doctor").assert().code(2);
-    ran.stdout(
-        contains("FAIL  configuration: cannot open '/etc/mpsd")
-            .and(contains("'mpsctl config check' tells when it is good"))
-            .and(contains("OK    mpsd.toml can be used").not()),
-    );
+    let ran = ran.stdout(contains("FAIL  configuration: cannot open '/etc/mpsd"));
+    let ran = ran.stdout(contains("'mpsctl config check' tells when it is good"));
+    ran.stdout(contains("OK    mpsd.toml can be used").not());
 }
 
 #[test]
@@ -265,12 +257,8 @@ fn a_typo_in_the_configuration_a_missing_cgroup_and_a_closed_directory_are_found
     let configure = |extra: &'static str| move |bed: &mut NodeBed| bed.configure(extra);
     let line = "unknown key 'replicsa' (did you mean 'replicas'?)";
     let mut bed = bed();
-    found(
-        &mut bed,
-        line,
-        configure("replicsa = 4"),
-        configure("replicas = 4"),
-    );
+    let (typo, right) = (configure("replicsa = 4"), configure("replicas = 4"));
+    found(&mut bed, line, typo, right);
 
     let line = "WARN  a job's daemons get no cgroup of their own (";
     let elsewhere = |bed: &mut NodeBed| bed.configure_whole("cgroup = \"/nonexistent\"");
@@ -298,23 +286,16 @@ fn directories_that_are_full_or_read_only_are_found() {
             let mut bed = bed();
             let path = bed.path(name);
             let small = Small::over(&path, 1024, 0o755);
-            let [fill, free] =
-                [(|small| small.leave(0)) as fn(&Small), Small::free].map(|change| {
-                    let small = &small;
-                    move |_: &mut NodeBed| change(small)
-                });
             // Users can fill it, and a health check drains for FAIL.
-            found(&mut bed, &format!("free: {then}"), fill, free);
+            let line = format!("free: {then}");
+            found(&mut bed, &line, |_| small.leave(0), |_| small.free());
             let line = format!("FAIL  {name}_dir");
             let remount = |flags: MsFlags| {
-                let path = path.clone();
-                move |_: &mut NodeBed| {
-                    let flags = flags | MsFlags::MS_REMOUNT;
-                    mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).expect("mount");
-                }
+                let flags = flags | MsFlags::MS_REMOUNT;
+                mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).expect("mount");
             };
-            let [closed, open] = [MsFlags::MS_RDONLY, MsFlags::empty()].map(remount);
-            found(&mut bed, &line, closed, open);
+            let (closed, open) = (MsFlags::MS_RDONLY, MsFlags::empty());
+            found(&mut bed, &line, |_| remount(closed), |_| remount(open));
         }
     });
 }
@@ -360,12 +341,10 @@ fn an_ordinary_user_is_told_what_only_root_can_see() {
     ran.prints("run it as root");
 }
 
-fn example(name: &str) -> String {
-    format!("{}/../docs/examples/{name}", env!("CARGO_MANIFEST_DIR"))
-}
-
 #[test]
 fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() {
+    const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/examples/mpsd.nhc");
+    const DIED: &str = "died 1 check_mpsd:  no daemon\nstatus 1\n";
     let dir = tempfile::tempdir().expect("directory");
     let mpsctl = dir.path().join("mpsctl");
     for (text, code, outcome) in [
@@ -375,20 +354,14 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
         ("'FAIL  half a line'", 137, "status 0\n"),
         ("''", 127, "status 0\n"),
         ("'WARN  a FAIL  b'", 2, "status 0\n"),
-        (
-            "'WARN  a' 'FAIL  no daemon' 'FAIL  c'",
-            2,
-            "died 1 check_mpsd:  no daemon\nstatus 1\n",
-        ),
+        ("'WARN  a' 'FAIL  no daemon' 'FAIL  c'", 2, DIED),
     ] {
-        script(
-            &mpsctl,
-            &format!("[ \"$2\" = --own ] && printf '%s\\n' {text}\nexit {code}"),
-        );
+        let body = format!("[ \"$2\" = --own ] && printf '%s\\n' {text}\nexit {code}");
+        script(&mpsctl, &body);
         // NHC's die() writes the reason down and returns.
         let check = "die() { echo \"died $*\"; }; . \"$1\"; check_mpsd; echo \"status $?\"";
-        let mut command = std::process::Command::new("/bin/bash");
-        command.args(["-c", check, "nhc", &example("mpsd.nhc")]);
+        let mut command = Command::new("/bin/bash");
+        command.args(["-c", check, "nhc", EXAMPLE]);
         let ran = finish(command.env("MPSCTL", &mpsctl));
         assert_eq!(ran.out, outcome, "{text} {code}");
     }

@@ -140,15 +140,12 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     assert_eq!(environ, set.collect::<Vec<_>>());
 
     // The same in a Slurm job, and in a shell of salloc, which has no rank.
-    let slurm = [
-        &by_hand[..3],
-        &[
-            ("SLURM_JOB_ID", "42"),
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_LOCALID", "0"),
-        ],
-    ]
-    .concat();
+    let of_slurm = [
+        ("SLURM_JOB_ID", "42"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_LOCALID", "0"),
+    ];
+    let slurm = [&by_hand[..3], &of_slurm].concat();
     assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ.clone()));
     assert_eq!(enroot.hook(&slurm[..4]), (mounts.clone(), environ));
     // pyxis itself passes each task's variables on.
@@ -176,33 +173,21 @@ fn a_container_of_a_job_that_shares_an_mps_on_each_of_two_gpus_gets_both_directo
         (PIPE, pipes[1].as_str()),
         ("SLURM_JOB_ID", "42"),
     ];
-    let mounted = || {
-        enroot
-            .hook(&env)
-            .0
-            .iter()
-            .map(|line| line.split(' ').next().map(str::to_owned))
-            .collect::<Vec<_>>()
-    };
+    let first = |line: &String| line.split(' ').next().map(str::to_owned);
+    let mounted = || Vec::from_iter(enroot.hook(&env).0.iter().map(first));
     enroot.refuses(&env, &["job 42", &shared[1]]);
-    pipes
-        .iter()
-        .for_each(|pipe| fs::create_dir_all(pipe).expect("pipe"));
+    for pipe in &pipes {
+        fs::create_dir_all(pipe).expect("pipe");
+    }
     assert_eq!(mounted(), [Some(shared[1].clone())], "without a record");
     fs::create_dir_all(enroot.job()).expect("job");
-    let mut record = Record::without_mps(
-        JobId::parse("42").expect("an id"),
-        1001,
-        RecordState::Ready,
-        String::new(),
-    );
-    record.daemons = pipes
-        .clone()
-        .map(|pipe| Daemon {
-            pipe: pipe.into(),
-            ..Daemon::default()
-        })
-        .into();
+    let id = JobId::parse("42").expect("an id");
+    let mut record = Record::without_mps(id, 1001, RecordState::Ready, String::new());
+    let daemon = |pipe: &String| Daemon {
+        pipe: pipe.into(),
+        ..Daemon::default()
+    };
+    record.daemons = pipes.iter().map(daemon).collect();
     fs::write(enroot.job().join("record"), record.to_text().expect("text")).expect("record");
     assert_eq!(mounted(), shared.map(Some));
     // Another job's variables in a job with its own MPS.
@@ -227,10 +212,8 @@ fn a_container_of_a_component_gets_its_components_directory() {
         enroot.refuses(&of("42", "41"), &["job 42"]);
         fs::create_dir_all(&pipe).expect("job");
         let (mounts, environ) = enroot.hook(&of("42", "41"));
-        assert!(
-            !mounts.is_empty() && environ[0] == "MPSD_JOB=42",
-            "{environ:?}"
-        );
+        let is_mounted = !mounts.is_empty();
+        assert!(is_mounted && environ[0] == "MPSD_JOB=42", "{environ:?}");
         fs::remove_dir_all(enroot.job()).expect("job");
         fs::create_dir_all(&leader_directory).expect("leader");
     }

@@ -8,7 +8,7 @@ use tests::double::mig;
 use tests::double::node::{Description, NvmlFaults};
 use tests::figures;
 use tests::node_bed::{NodeBed, fast, kill, side_by_side};
-use tests::run::USER;
+use tests::run::{USER, openpbs_args};
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
@@ -156,11 +156,8 @@ fn check_end(outcome: &str, word: &str, name: &str, change: &str) {
 /// Whether the node is drained, with this word of the reason.
 fn is_drained(bed: &NodeBed, word: &str) -> bool {
     let drains = bed.take_drains();
-    assert!(
-        drains.iter().all(|drain| drain.contains(word)),
-        "{drains:?}"
-    );
-    assert!(drains.len() <= 1, "{drains:?}");
+    let are_right = drains.iter().all(|drain| drain.contains(word));
+    assert!(are_right && drains.len() <= 1, "{drains:?}");
     !drains.is_empty()
 }
 
@@ -175,11 +172,12 @@ fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
 
 #[test]
 fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used_up_the_memory() {
-    for (signal, drained) in [
+    let signals = [
         (Signal::SIGSEGV, 1),
         (Signal::SIGKILL, 0),
         (Signal::SIGABRT, 0),
-    ] {
+    ];
+    for (signal, drained) in signals {
         let bed = NodeBed::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = bed.start_torque("55.srv", ACCOUNT, "0");
         let worker = bed.nvml_worker_comes();
@@ -203,15 +201,9 @@ fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     let mut bed = NodeBed::new(fast(1).divided(0, 3), CONFIG);
     let device = mig(0, 0).uuid;
     let begin = |bed: &NodeBed, job: &str| {
-        let args = [
-            "--scheduler",
-            "openpbs",
-            "--account",
-            ACCOUNT,
-            "--gpus",
-            &device,
-        ];
-        bed.prologue(&[&args[..], &[job, USER, "nogroup"]].concat(), &[])
+        let mut args = openpbs_args(job, USER, ACCOUNT);
+        args[5] = &device;
+        bed.prologue(&args, &[])
     };
     begin(&bed, "56.srv").ok();
     bed.node.change(|node| drop(node.gpu[0].mig.remove(0)));

@@ -65,14 +65,8 @@ const ALL: &str = "opens /dev/nvidia0\nopens /dev/nvidia1\nopens /dev/nvidia2\no
 fn taken_over(pid: u32) -> Command {
     let mut command = Command::new("/usr/bin/nsenter");
     command.arg(format!("--mount=/proc/{pid}/ns/mnt"));
-    command.args([
-        "/usr/bin/setpriv",
-        "--reuid",
-        USER,
-        "--regid",
-        "65530",
-        "--clear-groups",
-    ]);
+    command.args(["/usr/bin/setpriv", "--reuid", USER]);
+    command.args(["--regid", "65530", "--clear-groups"]);
     command.args(["/bin/sh", "-c", TAKES]);
     command
 }
@@ -90,12 +84,9 @@ fn a_daemon_that_its_user_took_over_opens_no_other_gpu() {
             assert_eq!(ran.out, "opens /dev/nvidia2\n", "{name}");
             let later = bed.directory(&format!("later-{name}"));
             let _later = Small::seen_by_all(&later, 8, 0o755);
-            let mounts =
-                std::fs::read_to_string(format!("/proc/{pid}/mounts")).expect("its mounts");
-            assert!(
-                mounts.contains(&later.display().to_string()),
-                "{name}: {mounts}"
-            );
+            let mounts = std::fs::read_to_string(format!("/proc/{pid}/mounts"));
+            let is_seen = mounts.is_ok_and(|all| all.contains(&later.display().to_string()));
+            assert!(is_seen, "{name}");
         }
         let own = std::fs::read_to_string("/proc/thread-self/mounts").expect("our mounts");
         assert!(!own.contains("/dev/nvidia"), "{own}");
@@ -117,10 +108,9 @@ fn where_no_namespace_can_be_made_a_job_starts_as_on_a_node_without_that_and_the
         let pid = node.bed.pids(THREE[0])[0];
         finish(taken_over(pid)).ok().prints(ALL);
         let lines = node.log.lines();
-        let told =
-            |line: &String| line.contains("job 83.srv: its daemons see every GPU of the node");
-        assert!(lines.iter().any(told), "{lines:?}");
-        node.bed
-            .assert_ends_clean("83.srv", "a start without a namespace");
+        let told = "job 83.srv: its daemons see every GPU of the node";
+        assert!(lines.iter().any(|line| line.contains(told)), "{lines:?}");
+        let after = "a start without a namespace";
+        node.bed.assert_ends_clean("83.srv", after);
     });
 }

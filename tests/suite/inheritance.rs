@@ -33,25 +33,21 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
     for name in THREE {
         let pid = bed.pids(name)[0];
         let status = |key: &str| status_of(pid, key);
-        let words = |key: &str| -> Vec<String> {
-            status(key).split_whitespace().map(str::to_owned).collect()
+        let words = |key: &str| {
+            let line = status(key);
+            line.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         assert_eq!(words("Uid"), vec![uid.clone(); 4], "{name}");
         let groups = [words("Gid"), words("Groups")].concat();
         assert!(!groups.contains(&"0".to_owned()), "{name}: {groups:?}");
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(
-            limits.lines().any(|line| words(line) == files),
-            "{name}: {limits}"
-        );
-        for capabilities in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
-            assert_eq!(
-                status(capabilities),
-                "0000000000000000",
-                "{name} {capabilities}"
-            );
-        }
+        let is_limited = limits.lines().any(|line| words(line) == files);
+        assert!(is_limited, "{name}: {limits}");
+        let capabilities = ["CapInh", "CapPrm", "CapEff", "CapAmb"].map(status);
+        assert_eq!(capabilities, ["0000000000000000"; 4], "{name}");
         // mpsd reads its signals from a descriptor. The control daemon and its server must receive
         // theirs directly.
         if name == THREE[1] {
@@ -60,14 +56,10 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
                 assert_eq!(signals & ENDING, 0, "{name} {mask} {signals:x}");
             }
         }
-        for fd in fs::read_dir(format!("/proc/{pid}/fd"))
-            .expect("fd")
-            .flatten()
-        {
-            let target = fs::read_link(fd.path())
-                .unwrap_or_default()
-                .display()
-                .to_string();
+        let open = fs::read_dir(format!("/proc/{pid}/fd"));
+        for fd in open.expect("fd").flatten() {
+            let target = fs::read_link(fd.path()).unwrap_or_default();
+            let target = target.display().to_string();
             let kinds = ["/dev/null", "anon_inode:", "socket:", "pipe:"];
             let own = ["/86.srv/pipe/", "/86.srv/log/"];
             let fine = kinds.iter().any(|kind| target.starts_with(kind))
@@ -94,8 +86,8 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
     let bed = NodeBed::new(fast(1), CONFIG);
     let (evil, owned) = (bed.directory("evil"), bed.path("owned"));
     for name in [
-        "nvidia-cuda-mps-control",
-        "mpsd",
+        THREE[0],
+        THREE[1],
         "libnvidia-ml.so.1",
         "pbsnodes",
         "scontrol",
@@ -130,11 +122,10 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
     ]
     .into();
     for name in THREE {
-        let environment =
-            fs::read(format!("/proc/{}/environ", bed.pids(name)[0])).expect("environ");
-        for variable in environment.split(|b| *b == 0).filter(|v| !v.is_empty()) {
-            let text = String::from_utf8_lossy(variable);
-            let is_rooted = text.contains(&evil) || text.contains("garbage");
+        let environment = fs::read_to_string(format!("/proc/{}/environ", bed.pids(name)[0]));
+        let environment = environment.expect("environ");
+        for text in environment.split('\0').filter(|text| !text.is_empty()) {
+            let is_rooted = text.contains(evil.as_str()) || text.contains("garbage");
             assert!(!is_rooted, "{name}: {text}");
             let key = text.split('=').next().unwrap_or("");
             // The vendor's control daemon gives its server variables of its own.

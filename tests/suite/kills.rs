@@ -27,8 +27,8 @@ fn begun(bed: &NodeBed, job: &str) -> Option<(usize, usize)> {
 /// A scan of all processes would take too long.
 fn worker(parent: u32) -> Option<u32> {
     let own = look::process(parent)?.exe;
-    let children =
-        std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = children.ok()?;
     let mut children = children
         .split_whitespace()
         .filter_map(|pid| pid.parse().ok());
@@ -93,8 +93,7 @@ fn prologue_matrix(bed: &NodeBed) {
             if let Some(state) = kill_prologue(bed, &job, at, whole, later) {
                 *seen.entry(state).or_default() += 1;
             }
-            let after =
-                format!("a prologue killed at {at} of {all} (whole {whole}, later {later})");
+            let after = format!("a prologue killed at {at} of {all}, {whole} {later}");
             bed.assert_ends_clean(&job, &after);
         }
     }
@@ -150,26 +149,19 @@ fn strike(bed: &NodeBed, name: &str, signal: Signal) -> bool {
 
 #[test]
 fn whatever_a_user_does_to_the_three_is_not_the_nodes_fault() {
-    let bed = NodeBed::new(
-        fast(1).times(|t| {
-            t.start = 60;
-            t.server_ready = (250, 250);
-            t.server_exit = 150;
-        }),
-        SHORT,
-    );
+    let slow = fast(1).times(|t| {
+        t.start = 60;
+        t.server_ready = (250, 250);
+        t.server_exit = 150;
+    });
+    let bed = NodeBed::new(slow, SHORT);
     let mut struck = 0;
-    for (name, signal) in THREE
-        .into_iter()
-        .flat_map(|name| [Signal::SIGKILL, Signal::SIGSTOP].map(|signal| (name, signal)))
-    {
+    let both = |name| [Signal::SIGKILL, Signal::SIGSTOP].map(|signal| (name, signal));
+    for (name, signal) in THREE.into_iter().flat_map(both) {
         let after = format!("{signal} to {name}");
         let mut start = bed.start_torque("40.srv", ACCOUNT, "0");
         let strikes = || strike(&bed, name, signal);
-        assert!(
-            wait_until(Duration::from_secs(2), strikes),
-            "{after} while it starts"
-        );
+        assert!(wait_until(Duration::from_secs(2), strikes), "{after}");
         // A killed server's first client starts it again. In all other cases the job has no MPS.
         let code = start.wait();
         assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");

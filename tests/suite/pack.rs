@@ -42,10 +42,8 @@ impl Bench {
         let line = |line: &str| {
             let fields: Vec<&str> = line.splitn(9, '\t').collect();
             let number = |at: usize| {
-                fields[at]
-                    .trim()
-                    .parse::<f64>()
-                    .unwrap_or_else(|_| panic!("{line}"))
+                let number = fields[at].trim().parse::<f64>();
+                number.unwrap_or_else(|_| panic!("{line}"))
             };
             assert!(!fields[1].is_empty() && !fields[1].contains(' '), "{line}");
             assert!((2..8).map(number).all(f64::is_finite), "{line}");
@@ -61,10 +59,8 @@ impl Bench {
 
     fn ends(&self) -> BTreeMap<u64, (i32, i32)> {
         let log = self.log("joblog");
-        let ends: BTreeMap<_, _> = log
-            .iter()
-            .map(|line| (line.seq, (line.code, line.signal)))
-            .collect();
+        let end = |line: &Logged| (line.seq, (line.code, line.signal));
+        let ends: BTreeMap<_, _> = log.iter().map(end).collect();
         assert_eq!(ends.len(), log.len(), "each once: {log:?}");
         ends
     }
@@ -93,10 +89,8 @@ impl Bench {
     }
 
     fn lines_of(&self, name: &str) -> usize {
-        fs::read_to_string(self.work(name))
-            .unwrap_or_default()
-            .lines()
-            .count()
+        let text = fs::read_to_string(self.work(name));
+        text.unwrap_or_default().lines().count()
     }
 }
 
@@ -109,14 +103,8 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     let ran = bench.run(&["-n", "2", "--timeout", "1.5", &file]).exits(3);
     ran.prints("5 commands: 2 succeeded, 3 failed (2, 3, 4)")
         .complains("command 2 failed: exit code 3: exit 3");
-    let ends = [
-        (1, (0, 0)),
-        (2, (3, 0)),
-        (3, (0, 9)),
-        (4, (-1, 15)),
-        (5, (0, 0)),
-    ];
-    assert_eq!(bench.ends(), BTreeMap::from(ends));
+    let ends = (1..).zip([(0, 0), (3, 0), (0, 9), (-1, 15), (0, 0)]);
+    assert_eq!(bench.ends(), ends.collect());
     assert_eq!([1, 5].map(|seq| bench.out(seq)), ["out\nerr\n", "a b 5\n"]);
     let of_five = bench.log("joblog").into_iter().find(|line| line.seq == 5);
     assert_eq!(of_five.expect("5").command, "echo a\tb $PARALLEL_SEQ");
@@ -124,15 +112,12 @@ fn each_end_is_logged_as_gnu_parallel_logs_it_and_failures_are_the_exit_code() {
     let wrong = bench.run(&["--json", "--thread", "auto", &none]).exits(255);
     wrong.complains("'--threads'");
     assert_eq!(wrong.json()["exit_status"], 255);
-    bench
-        .run(&[&none])
-        .exits(255)
-        .complains("it has no command");
+    let empty = bench.run(&[&none]).exits(255);
+    empty.complains("it has no command");
     let many = bench.file(&"exit 1\n".repeat(120));
     let mut outside = bench.command(&[&many]);
-    finish(outside.env_remove("PBS_JOBID"))
-        .exits(255)
-        .complains("this is no job");
+    let outside = finish(outside.env_remove("PBS_JOBID")).exits(255);
+    outside.complains("this is no job");
     bench.run(&["-n", "32", &many]).exits(101);
     bench.assert_none_left(Duration::ZERO);
 }
@@ -158,31 +143,24 @@ fn after_a_kill_each_command_succeeds_exactly_once_and_nothing_is_left() {
     let bench = bench(1);
     let file = bench.noting(200);
     let pack = Running::start(&mut bench.command(&["-n", "16", &file]), "").expect("pack");
-    eventually("some have ended", || {
-        bench.lines_of("commands.results/joblog") > 40
-    });
+    let have_ended = || bench.lines_of("commands.results/joblog") > 40;
+    eventually("some have ended", have_ended);
     // Dropping kills it.
     drop(pack);
     let killed = bench.log("joblog").len();
     assert!(killed < 200, "{killed}");
     // At once: keepers may still be ending their commands, and the log's lock makes it wait.
     fs::write(bench.work("mended"), "").expect("mended");
-    let json = bench
-        .run(&["-n", "16", "--resume-failed", "--json", &file])
-        .ok()
-        .json();
+    let again = ["-n", "16", "--resume-failed", "--json", &file];
+    let json = bench.run(&again).ok().json();
     bench.assert_none_left(Duration::ZERO);
     assert_eq!(json["commands"], 200, "{json}");
     assert!(json["already_done"].as_u64() > Some(20), "{json}");
-    let done: Vec<usize> = (1..=200)
-        .map(|seq| bench.lines_of(&format!("{seq}.done")))
-        .collect();
-    assert_eq!(done, [1; 200]);
-    let good = bench
-        .log("joblog")
-        .into_iter()
-        .filter(|line| (line.code, line.signal) == (0, 0));
-    assert_eq!(good.count(), 200);
+    let is_done = |seq: u64| bench.lines_of(&format!("{seq}.done")) == 1;
+    assert!((1..=200).all(is_done));
+    let mut good = bench.log("joblog");
+    good.retain(|line| (line.code, line.signal) == (0, 0));
+    assert_eq!(good.len(), 200);
 }
 
 #[test]
@@ -254,11 +232,8 @@ fn a_command_without_memory_beside_others_runs_again_alone() {
     assert_eq!(json["succeeded"], 3, "{json}");
     // Alone it still has only the GPU's memory.
     assert_eq!(json["failed"], serde_json::json!([3]), "{json}");
-    assert_eq!(
-        json["again_alone"].as_array().map(Vec::len),
-        Some(3),
-        "{json}"
-    );
+    let again = json["again_alone"].as_array().map(Vec::len);
+    assert_eq!(again, Some(3), "{json}");
     assert!(json["memory_mib"].as_u64() > Some(90_000), "{json}");
     let out = bench.out(3);
     assert!(out.contains("it failed, and runs again"), "{out}");
@@ -293,10 +268,8 @@ fn no_command_starts_beside_one_that_must_be_alone() {
         ),
     ];
     let file = bench.file(&(lines.join("\n") + "\n"));
-    let json = bench
-        .run(&["-n", "4", "--retries", "2", "--json", &file])
-        .ok()
-        .json();
+    let options = ["-n", "4", "--retries", "2", "--json", &file];
+    let json = bench.run(&options).ok().json();
     assert_eq!(json["again_alone"], serde_json::json!([3]), "{json}");
     let of = |seq: u32| fs::read_to_string(bench.work(&format!("gpu.{seq}"))).expect("a GPU");
     assert_eq!(of(4), of(2));
@@ -308,10 +281,8 @@ fn no_command_starts_beside_one_that_must_be_alone() {
 fn a_command_that_ran_into_its_time_limit_is_not_run_again_for_memory() {
     let bench = bench(1);
     let file = bench.file("sleep 0.5\necho out of memory; sleep 60\n");
-    let json = bench
-        .run(&["-n", "2", "--timeout", "3", "--json", &file])
-        .exits(1)
-        .json();
+    let options = ["-n", "2", "--timeout", "3", "--json", &file];
+    let json = bench.run(&options).exits(1).json();
     assert_eq!(json["failed"], serde_json::json!([2]), "{json}");
     assert_eq!(json["again_alone"], serde_json::json!([]), "{json}");
 }
@@ -321,30 +292,21 @@ fn commands_share_the_jobs_gpus_and_their_limits_follow_from_how_many_there_are(
     let bench = bench(2);
     let line = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT >>seen; sleep 1";
     let file = bench.file(&format!("{line}\n").repeat(8));
-    bench
-        .run(&["-n", "8", "--threads", "auto", "--mem", "auto", &file])
-        .ok();
+    let limits = ["-n", "8", "--threads", "auto", "--mem", "auto", &file];
+    bench.run(&limits).ok();
     let seen = fs::read_to_string(bench.work("seen")).expect("seen");
     let mut counts = BTreeMap::<&str, usize>::new();
     for line in seen.lines() {
         *counts.entry(line).or_default() += 1;
     }
-    assert_eq!(
-        counts.values().copied().collect::<Vec<_>>(),
-        [4, 4],
-        "{seen}"
-    );
+    assert!(counts.values().eq(&[4, 4]), "{seen}");
     // 143,771 MiB for four.
-    let all = counts
-        .keys()
-        .all(|line| line.contains(" 50 GPU-") && line.ends_with("=35942M"));
-    assert!(all, "{seen}");
+    let is_right = |line: &&str| line.contains(" 50 GPU-") && line.ends_with("=35942M");
+    assert!(counts.keys().all(is_right), "{seen}");
     // Half a GPU is too little for the third. It gets a whole one while the other two share.
     let client = bench.client("--alloc 90000 --hold 1");
     let file = bench.file(&format!("sleep 2\nsleep 8\n{client}\nsleep 8\n"));
-    let json = bench
-        .run(&["-n", "4", "--mem", "auto", "--json", &file])
-        .ok()
-        .json();
+    let options = ["-n", "4", "--mem", "auto", "--json", &file];
+    let json = bench.run(&options).ok().json();
     assert_eq!(json["again_alone"], serde_json::json!([3]), "{json}");
 }

@@ -32,28 +32,20 @@ impl Site {
         site.configure(extra);
         let server = site.path("server").display().to_string();
         let command = |name: &str, body: &str| {
-            let away = format!(
-                "[ -e {server}/away ] && {{ echo '{name}: cannot connect to server' >&2; exit 1; }}"
-            );
+            let told = format!("echo '{name}: cannot connect to server' >&2");
+            let away = format!("[ -e {server}/away ] && {{ {told}; exit 1; }}");
             script(&site.path("pbs/bin").join(name), &format!("{away}\n{body}"));
         };
-        command(
-            "qstat",
-            &format!(
-                "cat {server}/jobs/$2 2>/dev/null || {{ echo \"qstat: Unknown Job Id $2\" >&2; exit 153; }}"
-            ),
-        );
-        command(
-            "pbsnodes",
-            &format!(
-                "case $1 in\n\
-             -o|-c) case $1 in -o) echo offline ;; *) echo free ;; esac >{server}/state\n\
-             case $2,$3 in -N,n) echo >{server}/note ;; -N,*) echo \"$3\" >{server}/note ;; esac ;;\n\
-             -N) case $2 in n) echo >{server}/note ;; *) echo \"$2\" >{server}/note ;; esac ;;\n\
-             *) echo \"$1\"; echo \"     state = $(cat {server}/state)\"; echo \"     note = $(cat {server}/note)\" ;;\n\
-             esac"
-            ),
-        );
+        let qstat =
+            "cat @/jobs/$2 2>/dev/null || { echo \"qstat: Unknown Job Id $2\" >&2; exit 153; }";
+        command("qstat", &qstat.replace('@', &server));
+        let pbsnodes = "case $1 in\n\
+             -o|-c) case $1 in -o) echo offline ;; *) echo free ;; esac >@/state\n\
+             case $2,$3 in -N,n) echo >@/note ;; -N,*) echo \"$3\" >@/note ;; esac ;;\n\
+             -N) case $2 in n) echo >@/note ;; *) echo \"$2\" >@/note ;; esac ;;\n\
+             *) echo \"$1\"; echo \"     state = $(cat @/state)\"; echo \"     note = $(cat @/note)\" ;;\n\
+             esac";
+        command("pbsnodes", &pbsnodes.replace('@', &server));
         site.server("state", "free");
         site.server("note", "");
         site
@@ -66,8 +58,8 @@ impl Site {
     fn configure(&self, extra: &str) {
         let (home, bin) = (self.path("pbs"), self.path("pbs/bin"));
         let (home, bin) = (home.display(), bin.display());
-        let pbs =
-            format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"\nunattached_tasks = \"warn\"\n");
+        let pbs = format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"");
+        let pbs = format!("{pbs}\nunattached_tasks = \"warn\"\n");
         self.bed.configure(&format!("deadline_s = 8\n{pbs}{extra}"));
     }
 
@@ -121,21 +113,20 @@ impl Site {
 
     fn kill_all(&self) {
         let all = self.bed.processes();
-        all.iter()
-            .for_each(|process| kill(process.pid, Signal::SIGKILL));
+        for process in &all {
+            kill(process.pid, Signal::SIGKILL);
+        }
         let are_gone = || all.iter().all(|process| !look::alive(process.pid));
         eventually("all processes end", are_gone);
     }
 
     fn marker(&self, reason: &str, delivered: bool) {
-        let file = self
-            .bed
-            .directory("state/drains")
-            .join(format!("torque-{NODE}"));
+        let drains = self.bed.directory("state/drains");
         let text = json!({
             "version": 1, "scheduler": "torque", "node": NODE, "reason": reason, "job": "1.srv",
             "gpus": self.bed.node.uuids(), "delivered": delivered, "when": 1,
         });
+        let file = drains.join(format!("torque-{NODE}"));
         fs::write(file, text.to_string()).expect("marker");
     }
 
@@ -174,11 +165,9 @@ fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
     site.assert_clean();
     // Notes are in the usual directory, which is this machine's.
     let after = site.reconcile().ok();
-    let is_note = |line: &str| line.starts_with("note of node '");
-    assert!(
-        after.out.lines().all(is_note) && after.err.is_empty(),
-        "{after:?}"
-    );
+    let mut lines = after.out.lines();
+    let are_notes = lines.all(|line| line.starts_with("note of node '"));
+    assert!(are_notes && after.err.is_empty(), "{after:?}");
 }
 
 /// The scheduler still has the job, or cannot be asked: the job is left alone, and the exit status
@@ -349,9 +338,8 @@ fn a_gpu_that_was_replaced_keeps_no_drain() {
     let mut site = Site::of(fast(2), "");
     site.job("1.srv", "R", NODE);
     site.start("1.srv");
-    site.bed
-        .node
-        .change(|node| node.gpu[0].fault = "lost".to_owned());
+    let node = &mut site.bed.node;
+    node.change(|node| node.gpu[0].fault = "lost".to_owned());
     site.bed.torque_end("1.srv").ok();
     assert_eq!(site.note()[0], "offline");
     // The boot.
@@ -361,16 +349,14 @@ fn a_gpu_that_was_replaced_keeps_no_drain() {
     fs::remove_file(site.path("run/ledger")).expect("a ledger");
     let mut lost = None;
     site.bed.node.change(|node| lost = Some(node.gpu.remove(0)));
-    let undrain = || site.mpsctl(&["undrain"]);
-    undrain().exits(2).prints("if it was replaced, lift");
+    let undrain = |site: &Site| site.mpsctl(&["undrain"]);
+    undrain(&site).exits(2).prints("if it was replaced, lift");
     site.bed.node.change(|node| {
         let mut other = lost.expect("the first GPU");
         (other.uuid, other.fault) = ("GPU-0123".to_owned(), String::new());
         node.gpu.insert(0, other);
     });
-    site.mpsctl(&["undrain"])
-        .ok()
-        .prints("lifted after a clean recheck");
+    undrain(&site).ok().prints("lifted after a clean recheck");
     assert_eq!(site.note(), ["free", ""]);
 }
 
@@ -386,12 +372,10 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     let mut reconcile = Running::start(command.stdout(Stdio::piped()));
     let parent = reconcile.pid();
     // The child that ends the first job.
-    let is_child =
-        |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
-    let child = || look::processes().into_iter().find(is_child);
+    let is_child = |p: &look::Process| p.parent == parent && p.args.contains(&"reconcile".into());
     let mut found = None;
     eventually("a child ends the job", || {
-        found = child();
+        found = look::processes().into_iter().find(is_child);
         found.is_some()
     });
     kill(found.expect("a child").pid, Signal::SIGSTOP);
@@ -407,16 +391,10 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
 #[test]
 fn only_root_changes_the_node() {
     let site = Site::new("");
-    for args in [
-        &["reconcile"][..],
-        &["reconcile", "--dry-run"],
-        &["undrain"],
-        &["pbs", "install"],
-        &["pbs", "uninstall"],
-        &["slurm", "enable"],
-        &["slurm", "disable"],
-    ] {
-        let ran = site.bed.mpsctl_as(USER, args, &[]).exits(1);
+    let of_root = "reconcile|reconcile --dry-run|undrain|pbs install|pbs uninstall|slurm enable|slurm disable";
+    for verb in of_root.split('|') {
+        let args: Vec<&str> = verb.split(' ').collect();
+        let ran = site.bed.mpsctl_as(USER, &args, &[]).exits(1);
         ran.complains("allowed: root").prints_nothing();
     }
 }
@@ -462,9 +440,8 @@ fn a_drain_stays_while_something_is_wrong() {
         remedy(&mut site);
         // A shared MPS that cannot be ended.
         list(&site, "no list");
-        site.reconcile()
-            .exits(2)
-            .prints("have left something: 1001-");
+        let ran = site.reconcile().exits(2);
+        ran.prints("have left something: 1001-");
         assert_eq!(site.note(), ["offline", reason]);
         list(&site, "[]");
         site.reconciles("lifted after a clean recheck");

@@ -62,38 +62,32 @@ fn a_task_refuses_the_record_of_a_release_to_come_by_its_number() {
 fn no_abbreviation_of_slurms_own_options_but_mp_becomes_ambiguous() {
     let ours: Vec<String> = Key::ALL.into_iter().map(|key| key.row().flag()).collect();
     let table = include_str!("slurm-options.txt").lines();
-    let releases: Vec<(&str, Vec<&str>)> = table
-        .filter_map(|line| line.split_once(": "))
-        .filter(|(release, _)| !release.starts_with('#'))
+    let rows = table.filter(|line| !line.starts_with('#'));
+    let rows = rows.filter_map(|line| line.split_once(": "));
+    let releases: Vec<(&str, Vec<&str>)> = rows
         .map(|(release, options)| (release, options.split(' ').collect()))
         .collect();
     let packaged = include_str!("../../packaging/src/package/layout.rs");
-    let packaged = packaged
+    let (_, packaged) = packaged
         .split_once("pub const SLURM")
-        .and_then(|(_, rest)| rest.split_once(';'));
-    let packaged = packaged
-        .and_then(|(_, rest)| rest.split_once("];"))
         .expect("the releases");
-    let packaged: Vec<&str> = packaged.0.split('"').skip(1).step_by(2).collect();
-    let known: Vec<&str> = releases.iter().map(|(release, _)| *release).collect();
-    assert_eq!(
-        known, packaged,
-        "slurm-options.txt has each release that we package for"
-    );
+    let (_, packaged) = packaged.split_once(';').expect("the releases");
+    let (packaged, _) = packaged.split_once("];").expect("the releases");
+    let packaged = packaged.split('"').skip(1).step_by(2);
+    let known = releases.iter().map(|(release, _)| *release);
+    assert!(known.eq(packaged), "each release that we package for");
     for (release, slurms) in &releases {
         assert!(slurms.len() > 100, "{release}: {}", slurms.len());
         let fits = |start: &str| {
-            slurms
-                .iter()
-                .filter(|option| option.starts_with(start))
-                .count()
+            let all = slurms.iter();
+            all.filter(|option| option.starts_with(start)).count()
         };
-        let starts = ours
-            .iter()
-            .flat_map(|flag| (1..=flag.len()).map(|end| &flag[..end]));
-        let broken: BTreeSet<&str> = starts
-            .filter(|start| fits(start) == 1 || slurms.contains(start))
-            .collect();
+        let starts =
+            |flag: &'_ String| (1..=flag.len()).map(|end| flag[..end].to_owned()).collect();
+        let starts: BTreeSet<String> = ours.iter().flat_map::<Vec<_>, _>(starts).collect();
+        let starts = starts.iter().map(String::as_str);
+        let is_broken = |start: &&str| fits(start) == 1 || slurms.contains(start);
+        let broken: BTreeSet<&str> = starts.filter(is_broken).collect();
         assert_eq!(broken, BTreeSet::from(["mp"]), "{release}");
     }
 }

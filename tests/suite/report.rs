@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::double::node::Node;
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::{NodeBed, Running, eventually, fast, kernel_tells_of_ends, kill};
-use tests::run::{OTHER_USER, Ran, USER, as_user, chmod, finish, prologue_args, uid_of};
+use tests::run::{OTHER_USER, Ran, USER, as_user, chmod, finish, uid_of};
 use tests::scarcity::{Small, alone};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -36,15 +36,12 @@ fn of(bed: &NodeBed, job: &str) -> Value {
 }
 
 fn files(bed: &NodeBed) -> Vec<PathBuf> {
-    let entries = fs::read_dir(bed.path("state/reports"));
-    let paths = entries
+    let entries = fs::read_dir(bed.path("state/reports"))
         .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    paths
-        .filter(|path| path.extension().is_some_and(|end| end == "json"))
-        .collect()
+        .flatten();
+    let paths = entries.flatten().map(|entry| entry.path());
+    let is_report = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
+    paths.filter(is_report).collect()
 }
 
 /// Waits until the job's own `mpsd` has reported this.
@@ -188,13 +185,11 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
         metrics.prints(line);
         metrics.prints(format!("mpsd_job_daemons_lost{{jobid=\"{job}\"}} 0\n"));
     }
-    let fault = bed.exec(&["--fault"], &[("PBS_JOBID", second)]);
+    bed.exec(&["--fault"], &[("PBS_JOBID", second)]).exits(3);
     let id = format!("{}-{}", uid_of(USER), bed.node.uuids()[0]);
     let seen = bed.path("run/shared").join(id).join("observations");
     let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains("\"fatal\":["));
-    eventually("mpsd tells of the fault", || {
-        told() && fault.code == Some(3)
-    });
+    eventually("mpsd tells of the fault", told);
     drop(clients);
     begin(later);
     let words = "the vendor's log says: Client";
@@ -223,10 +218,8 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     kill(control, Signal::SIGKILL);
     tells(&bed, "402.srv", "daemons_lost\":[{");
     let log = bed.log("402.srv", "mpsd.log");
-    assert!(
-        log.contains("new steps and 'mpsctl exec' are refused"),
-        "{log}"
-    );
+    let told = "new steps and 'mpsctl exec' are refused";
+    assert!(log.contains(told), "{log}");
     // Its user finds that the socket does not answer. Root, asked by a hook, finds that the proved
     // process is gone.
     let args = ["exec", "--job", "402.srv", "--", "true"];
@@ -280,16 +273,8 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
             // Torque's epilogue writes into the job's error file.
             1 => bed.strict_end(job),
             _ => {
-                let hook = [
-                    "--scheduler",
-                    "openpbs",
-                    "--strict",
-                    "--",
-                    job,
-                    USER,
-                    "nogroup",
-                ];
-                bed.epilogue(&hook, &[])
+                let words = ["--scheduler", "openpbs", "--strict", "--"];
+                bed.epilogue(&[&words[..], &[job, USER, "nogroup"]].concat(), &[])
             }
         };
         bed.node.change(|node| node.nvml.init_fails = false);
@@ -297,11 +282,8 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         let mut lines: Vec<&str> = end.err.lines().collect();
         let last = *lines.last().expect("a line");
         let said = |line: &&str| line.contains("its mpsd says: ");
-        assert_eq!(
-            lines.iter().filter(|line| said(line)).count(),
-            words,
-            "{end:?}"
-        );
+        let count = lines.iter().filter(|line| said(line)).count();
+        assert_eq!(count, words, "{end:?}");
         let is_roots = last.contains("NVML") || last.contains("drain");
         assert!(is_roots && !said(&last), "root's line: {end:?}");
         lines.sort_unstable();
@@ -359,23 +341,21 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         assert_eq!(own.out, report(&bed, &[job]).out);
         let json = report_of(&bed, USER, &[job, "--json"]);
         assert_eq!(json.out, report(&bed, &[job, "--json"]).out);
-        report_of(&bed, OTHER_USER, &[job])
-            .exits(1)
-            .complains("no report for you");
-        report_of(&bed, USER, &["414.srv"])
-            .exits(1)
-            .complains("no report for you");
+        for (user, job) in [(OTHER_USER, job), (USER, "414.srv")] {
+            let none = report_of(&bed, user, &[job]).exits(1);
+            none.complains("no report for you");
+        }
         // The user may read why the job was refused; root's own reports are only of jobs that had
         // MPS.
         let refused = bed.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
-        let why = refused
+        let (_, why) = refused
             .err
             .trim()
             .rsplit_once("job 416.srv: ")
-            .map(|(_, why)| why.to_owned());
+            .expect("a reason");
         let told = report_of(&bed, USER, &["416.srv"]).ok();
         told.prints(format!("job 416.srv of {USER} on "));
-        told.prints(format!(": not started: {}\n", why.expect("a reason")));
+        told.prints(format!(": not started: {why}\n"));
         report(&bed, &["416.srv"]).exits(1);
         report_of(&bed, OTHER_USER, &["416.srv"]).exits(1);
         let all = report_of(&bed, USER, &[]).exits(1);
@@ -452,10 +432,8 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     bed.node.change(|node| node.nvml.init_fails = true);
     bed.strict_end("460.srv").exits(2);
     let first = of(&bed, "460.srv");
-    assert!(
-        first["drain"].is_string() && first["faults"][0].is_string(),
-        "{first}"
-    );
+    let has = |value: &Value| value.is_string();
+    assert!(has(&first["drain"]) && has(&first["faults"][0]), "{first}");
     assert_eq!(first["as_before"], false, "{first}");
     // What was taken down is not lost.
     let page = bed.mpsctl(&["metrics"]);
@@ -472,15 +450,8 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     page.prints("mpsd_jobs_ended_total{as_before=\"true\"} 0\n");
     page.prints("mpsd_drains{delivered=\"false\"} 1\n");
     let told = of(&bed, "460.srv");
-    for key in [
-        "faults",
-        "undetermined",
-        "drain",
-        "drained",
-        "ended",
-        "teardown_ms",
-        "said_by_user",
-    ] {
+    let kept = "faults undetermined drain drained ended teardown_ms said_by_user";
+    for key in kept.split(' ') {
         assert_eq!(told[key], first[key], "{key}: {told}");
     }
     assert_eq!(told["as_before"], true, "{told}");
@@ -516,17 +487,11 @@ fn a_report_that_cannot_be_written_does_not_fail_an_end() {
 #[test]
 fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     let bed = with_job("", "450.srv", "MPS=true");
-    let seen = bed
-        .job("450.srv")
-        .join("observations")
-        .display()
-        .to_string();
+    let seen = bed.job("450.srv").join("observations");
     let descriptor = format!("/proc/{}/fd/5", bed.pids("mpsd")[0]);
-    for path in [seen.as_str(), &descriptor] {
-        for (program, args) in [
-            ("/bin/cat", [path, "/dev/null"]),
-            ("/bin/cp", ["/dev/null", path]),
-        ] {
+    for path in [&*seen.display().to_string(), &descriptor] {
+        let [from, to] = [[path, "/dev/null"], ["/dev/null", path]];
+        for (program, args) in [("/bin/cat", from), ("/bin/cp", to)] {
             let ran = finish(as_user(USER, program).args(args));
             assert_ne!(ran.code, Some(0), "{program} {path}: {ran:?}");
             ran.complains("Permission denied");
@@ -558,10 +523,8 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
         let lines = end.err.lines().filter(|line| line.contains("480.srv of "));
         let told: Vec<&str> = lines.collect();
         assert_eq!(told.len(), expected, "{account} {config}: {end:?}");
-        let is_summary = |line: &&str| {
-            line.contains("job 480.srv: 1 client at once")
-                && line.ends_with("; mpsctl report 480.srv")
-        };
+        let ends = |line: &&str| line.ends_with("; mpsctl report 480.srv");
+        let is_summary = |line: &&str| line.contains("job 480.srv: 1 client at once") && ends(line);
         let told_once = end.err.lines().filter(is_summary).count();
         assert_eq!(told_once, summaries, "{account} {config}: {end:?}");
         for words in [
@@ -581,24 +544,13 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
 fn a_job_that_its_site_brought_in_reads_nothing_at_its_end() {
     for config in ["", "[defaults]\nreport = true\n"] {
         let bed = NodeBed::new(fast(1), "");
-        let jobs = bed.directory("pbs/mom_priv/jobs");
-        fs::write(jobs.join("481.srv.SC"), "mpirun -n 4 ./solver\n").expect("a script");
-        let home = bed.path("pbs");
-        bed.configure(&format!("{config}[pbs]\nhome = \"{}\"\n", home.display()));
-        let by_site = ["--by-site", "--request", "MPS=on", "--gpus", "0"];
-        let args = [&by_site[..], &prologue_args("481.srv", "")[..]].concat();
-        bed.prologue(&args, &[]).ok();
+        bed.begin_by_site("481.srv", "0", config);
         kill(bed.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
         tells(&bed, "481.srv", "\"last_words\":[\"");
         let end = bed.strict_end("481.srv");
         assert_eq!(end.err, "", "{config}");
-        let told = of(&bed, "481.srv");
-        assert_eq!(
-            told["said_by_user"]["daemons_lost"]
-                .as_array()
-                .map(Vec::len),
-            Some(1)
-        );
+        let lost = of(&bed, "481.srv")["said_by_user"]["daemons_lost"].clone();
+        assert_eq!(lost.as_array().map(Vec::len), Some(1));
         bed.assert_as_before("a job that its site brought in");
     }
 }

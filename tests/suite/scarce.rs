@@ -40,11 +40,7 @@ fn with_little(
     let what = scarce.what;
     let run = |free, program: &str, args: &[&str]| {
         let ran = run(&bed, small.as_ref(), free, program, args);
-        println!(
-            "{free} {what} for {program}: {:?} {}",
-            ran.code,
-            ran.err.trim_end()
-        );
+        println!("{free} {what} for {program}: {ran:?}");
         bed.assert_not_drained(what);
         ran
     };
@@ -75,10 +71,8 @@ fn with_little(
             }
             false
         };
-        assert!(
-            (0..64).step_by(scarce.step).any(&mut begin),
-            "{job}, {what}"
-        );
+        let begins = (0..64).step_by(scarce.step).any(&mut begin);
+        assert!(begins, "{job}, {what}");
         is_served(job);
     }
     for job in jobs {
@@ -90,10 +84,7 @@ fn with_little(
         bed.end(job);
     }
     bed.assert_as_before(what);
-    assert!(
-        failed >= scarce.least,
-        "too few {what} at {failed} moments only"
-    );
+    assert!(failed >= scarce.least, "{what}: {failed} moments only");
     figures::tell("faults", failed);
 }
 
@@ -111,27 +102,23 @@ fn a_node_without_room_refuses_a_job_names_the_file_system_and_disturbs_no_other
         (SHARED, "pages", of_pages, 1, 4, pages),
         (SHARED, "inodes", of_inodes, 3, 4, inodes),
     ] {
+        let (over, leave) = kind;
         let scarce = Scarce {
             what,
             words,
             step,
             least,
         };
-        let (over, leave) = kind;
         alone(|| {
             let prepare = |bed: &NodeBed| Some(over(&bed.path("run"), 256, 0o755));
-            with_little(
-                config,
-                scarce,
-                prepare,
-                |bed, small, free, program, args| {
-                    let small = small.expect("a file system");
-                    leave(small, free);
-                    let ran = bed.run(program, args, &[]);
-                    small.free();
-                    ran
-                },
-            );
+            let run = |bed: &NodeBed, small: Option<&Small>, free, program: &str, args: &[&str]| {
+                let small = small.expect("a file system");
+                leave(small, free);
+                let ran = bed.run(program, args, &[]);
+                small.free();
+                ran
+            };
+            with_little(config, scarce, prepare, run);
         });
     }
 }
@@ -145,17 +132,15 @@ fn a_start_without_descriptors_is_given_up_and_disturbs_no_other_job() {
             step,
             least,
         };
-        with_little(
-            config,
-            scarce,
-            |_| None,
-            |bed, _, free, program, args| {
-                // With three the loader cannot open the program's own libraries.
-                let limit = format!("--nofile={}", free + 4);
-                let mut command = bed.command_by(&["/usr/bin/prlimit", &limit], program);
-                finish(command.args(args))
-            },
-        );
+        let run = |bed: &NodeBed, _: Option<&Small>, free: usize, program: &str, args: &[&str]| {
+            // With three the loader cannot open the program's own libraries.
+            let limit = format!("--nofile={}", free + 4);
+            finish(
+                bed.command_by(&["/usr/bin/prlimit", &limit], program)
+                    .args(args),
+            )
+        };
+        with_little(config, scarce, |_| None, run);
     }
 }
 
@@ -168,23 +153,22 @@ fn a_shared_mps_without_processes_refuses_a_job_and_disturbs_no_other() {
         step: 1,
         least: 4,
     };
-    with_little(
-        SHARED,
-        scarce,
-        |_| None,
-        |bed, _, free, program, args| few.run(free + 1, bed, program, args),
-    );
+    let run = |bed: &NodeBed, _: Option<&Small>, free, program: &str, args: &[&str]| {
+        few.run(free + 1, bed, program, args)
+    };
+    with_little(SHARED, scarce, |_| None, run);
 }
 
 /// Driver 580 needs no shared memory: its server's region is anonymous (contract suite:
 /// namespaces).
 #[test]
 fn a_file_system_that_is_full_costs_a_job_that_is_served_lines_of_its_log_and_no_more() {
-    for (at, mode, begins_full) in [
+    let places = [
         ("run", 0o755, false),
         ("state", 0o755, true),
         ("/dev/shm", 0o1777, true),
-    ] {
+    ];
+    for (at, mode, begins_full) in places {
         alone(|| {
             let bed = NodeBed::new(fast(1), CONFIG);
             let small = Small::over(&bed.path(at), 256, mode);

@@ -47,9 +47,8 @@ fn the_end_of_any_job_brings_it() {
     // The end of a job that never had MPS.
     let end = bed.torque_end("121.srv").ok();
     assert_eq!(end.err, "", "{end:?}");
-    eventually("the second look", || {
-        !files(&bed).iter().any(|path| path.exists())
-    });
+    let looked = || !files(&bed).iter().any(|path| path.exists());
+    eventually("the second look", looked);
     bed.assert_as_before("a second look");
     // Too early, it stays.
     note(&bed, 10);

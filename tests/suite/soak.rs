@@ -19,15 +19,11 @@ fn many_jobs_at_once_with_random_kills_leave_nothing() {
     let ran = child::run(soak.args(["80", "16", "20261121"]), "", LONGEST).expect("soak");
     let figure = |line| str::strip_prefix(line, "figure: ")?.split_once(" = ");
     let numbers = ran.stdout.lines().filter_map(figure);
-    let figures: BTreeMap<&str, u64> = numbers
-        .filter_map(|(name, count)| Some((name, count.parse().ok()?)))
-        .collect();
+    let numbers = numbers.filter_map(|(name, count)| Some((name, count.parse().ok()?)));
+    let figures: BTreeMap<&str, u64> = numbers.collect();
     assert_eq!(ran.code, Some(0), "{}", ran.story());
-    assert_eq!(
-        (figures["lost"], figures["different"]),
-        (0, 0),
-        "{figures:?}"
-    );
+    let [lost, different] = ["lost", "different"].map(|name| figures[name]);
+    assert_eq!((lost, different), (0, 0), "{figures:?}");
     assert!(figures["ready"] >= 30, "most jobs must run: {figures:?}");
     let hurt = figures["killed"] >= 10 && figures["struck"] >= 3;
     assert!(hurt, "{figures:?}");

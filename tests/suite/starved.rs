@@ -16,15 +16,8 @@ impl Loops {
         let loops =
             "n=0; while [ $n -lt 24 ]; do { while :; do :; done; } & n=$((n+1)); done; wait";
         let mut command = Command::new("setsid");
-        command.args([
-            "taskset",
-            "-c",
-            "0",
-            "setpriv",
-            "--reuid",
-            USER,
-            "--clear-groups",
-        ]);
+        command.args(["taskset", "-c", "0", "setpriv", "--reuid", USER]);
+        command.args(["--clear-groups"]);
         command.args(["timeout", "-s", "KILL", "40", "/bin/sh", "-c", loops]);
         Self(Running::start(command.stdin(Stdio::null())))
     }
@@ -42,10 +35,8 @@ impl Drop for Loops {
 /// The idle class, nice 19, the lowest autogroup, and one CPU. There even SIGKILL waits for a turn.
 fn starve(pid: u32) {
     let run = |program: &str, args: &[&str]| {
-        let done = Command::new(program)
-            .args(args)
-            .stdout(Stdio::null())
-            .status();
+        let mut command = Command::new(program);
+        let done = command.args(args).stdout(Stdio::null()).status();
         assert!(done.expect(program).success(), "{program} {args:?}");
     };
     let pid = pid.to_string();

@@ -122,20 +122,13 @@ fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
     }
 }
 
-fn in_cgroup(bed: &NodeBed, job: &str, mib: &str, cgroup: Option<&Path>, env: &[&str]) -> Running {
+fn in_cgroup(bed: &NodeBed, job: &str, mib: &str, cgroup: &Path) -> Running {
+    let args = [&["--alloc", mib][..], &STAYS].concat();
+    let exec = bed.exec_command(&args, &[]);
     let mut command = Command::new("/bin/sh");
-    let procs = cgroup.map_or("/dev/null".into(), |cgroup| cgroup.join("cgroup.procs"));
-    command
-        .args(["-c", "echo $$ >\"$0\" && exec \"$@\""])
-        .arg(procs);
-    let exec = bed.mpsctl_of(USER);
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
+    command.arg(cgroup.join("cgroup.procs"));
     command.arg(exec.get_program()).args(exec.get_args());
-    command.args(["exec", "--", "/usr/bin/env"]).args(env);
-    command
-        .arg(bed.node.client())
-        .arg("--node")
-        .arg(bed.node.dir());
-    command.args(["--alloc", mib]).args(STAYS);
     command.env_clear().env("PBS_JOBID", job);
     let client = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
     eventually("the client attaches", || bed.has_context(client.pid()));
@@ -155,8 +148,10 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
     let config = format!("{CONFIG}shared_gpus = true\nmemory_over_limit = \"terminate\"\n");
     let bed = NodeBed::new(fast(1), &config);
     let (jobs, accounts) = (["471.srv", "472.srv"], ["MPS_MEM=job=4G", "MPS_MEM=6G"]);
-    let own = bed.cgroups.as_ref();
-    let own = own.expect("this machine has no cgroup hierarchy to test with");
+    let own = bed
+        .cgroups
+        .as_ref()
+        .expect("no cgroup hierarchy to test with");
     let groups = jobs.map(|job| own.join("torque").join(job));
     for (n, job) in jobs.iter().enumerate() {
         let account = format!("MPS=true,{}", accounts[n]);
@@ -164,7 +159,7 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
         fs::create_dir(groups[n].parent().expect("a directory")).ok();
         fs::create_dir(&groups[n]).expect("a cgroup");
     }
-    let start = |n: usize, mib: &str| in_cgroup(&bed, jobs[n], mib, Some(&groups[n]), &[]);
+    let start = |n: usize, mib: &str| in_cgroup(&bed, jobs[n], mib, &groups[n]);
     // Two of the first fit: 1804 MiB each beside their contexts.
     let within = [(0, "2000"), (1, "4096"), (0, "2000")].map(|(n, mib)| start(n, mib));
     let over = start(0, "2000");
@@ -177,9 +172,8 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
         .prints("M of 4096M");
     let gpu = &bed.node.uuids()[0];
     let metrics = bed.mpsctl(&["metrics"]).ok();
-    let of = |job: &str| {
-        format!("mpsd_job_memory_limit_bytes{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}}")
-    };
+    let name = "mpsd_job_memory_limit_bytes";
+    let of = |job: &str| format!("{name}{{jobid=\"{job}\",gpu=\"0\",uuid=\"{gpu}\"}}");
     metrics.prints(format!("{} 4294967296\n", of(jobs[0])));
     metrics.lacks(of(jobs[1]));
     let living = within.iter().chain([&beside]);
@@ -194,9 +188,8 @@ fn a_job_whose_clients_are_together_over_its_limit_loses_the_youngest_and_no_oth
     report.prints("GPU 0: its clients held at most ");
     report.prints(" of the 4096 MiB that they may together");
     bed.end(jobs[1]);
-    bed.mpsctl(&["report", jobs[1]])
-        .ok()
-        .lacks("that they may together");
+    let other = bed.mpsctl(&["report", jobs[1]]).ok();
+    other.lacks("that they may together");
     bed.assert_as_before("a job over its limit together");
 }
 
@@ -214,11 +207,8 @@ const SHARERS: [&str; 2] = ["861.srv", "862.srv"];
 fn quits(bed: &NodeBed, job: &str) -> Running {
     let exec = ["exec", "--", "/bin/sh", "-c", "echo quit | \"$0\""];
     let mut command = bed.mpsctl_of(USER);
-    command
-        .args(exec)
-        .arg(bed.node.control())
-        .env("PBS_JOBID", job);
-    Running::start(command.stdout(Stdio::null()))
+    command.args(exec).arg(bed.node.control());
+    Running::silent(command.env("PBS_JOBID", job))
 }
 
 fn in_job(bed: &NodeBed, job: &str) -> Value {
@@ -235,10 +225,8 @@ fn a_shared_mps_that_a_script_tells_to_quit_comes_back_for_all_its_jobs() {
         let mut after = Value::Null;
         eventually("another daemon serves new programs", || {
             let ran = bed.exec(&[], &[("PBS_JOBID", SHARERS[1])]);
-            after = ran
-                .code
-                .filter(|code| *code == 0)
-                .map_or(Value::Null, |_| ran.json());
+            let served = ran.code == Some(0);
+            after = served.then(|| ran.json()).unwrap_or_default();
             after["under_mps"] == true && after["daemon_pid"] != before
         });
         assert_eq!(in_job(&bed, SHARERS[0])["daemon_pid"], after["daemon_pid"]);
@@ -257,9 +245,8 @@ fn a_shared_mps_that_a_script_tells_to_quit_comes_back_for_all_its_jobs() {
         bed.end("863.srv").lacks(told);
         bed.assert_as_before("a shared MPS that was told to quit");
         for job in SHARERS {
-            bed.mpsctl(&["report", job])
-                .prints("told to quit; ")
-                .prints("told control daemon");
+            let report = bed.mpsctl(&["report", job]);
+            report.prints("told to quit; ").prints(told);
         }
         bed.assert_not_drained("a shared MPS that was told to quit");
     }
@@ -286,9 +273,8 @@ fn a_killed_rank_costs_the_next_program_nothing() {
     let log = log_of(&bed, "96.srv");
     assert!(!log.contains(" died "), "{log}");
     ends_clean(&bed, "96.srv", "killed ranks");
-    bed.mpsctl(&["report", "96.srv"])
-        .lacks("caused a fatal")
-        .lacks("was lost");
+    let report = bed.mpsctl(&["report", "96.srv"]);
+    report.lacks("caused a fatal").lacks("was lost");
 }
 
 /// As after a module that sets CUDA_MPS_PIPE_DIRECTORY.
@@ -297,24 +283,16 @@ fn a_program_outside_the_mps_of_its_job_is_named_while_no_program_reaches_it() {
     let config = "compute_mode = \"keep\"\n";
     let bed = served("98.srv", config);
     let elsewhere = ("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent");
-    let mut command = bed.cuda(&["--hold", "60"]);
-    command
-        .envs([elsewhere])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    let outside = Running::start(command);
-    let pid = outside.pid();
-    let words = format!(
-        "process {pid} of its user computes on {} outside it",
-        bed.node.uuids()[0]
-    );
+    let outside = Running::silent(bed.cuda(&["--hold", "60"]).envs([elsewhere]));
+    let (pid, gpu) = (outside.pid(), &bed.node.uuids()[0]);
+    let words = format!("process {pid} of its user computes on {gpu} outside it");
     says(&bed, "98.srv", &words);
     drop(outside);
-    bed.end("98.srv")
-        .complains("CUDA_MPS_PIPE_DIRECTORY was overwritten or lost there");
+    let told = "CUDA_MPS_PIPE_DIRECTORY was overwritten or lost there";
+    bed.end("98.srv").complains(told);
     bed.assert_as_before("a program outside");
-    bed.mpsctl(&["report", "98.srv"])
-        .prints(format!("process {pid} computed outside the job's MPS"));
+    let told = format!("process {pid} computed outside the job's MPS");
+    bed.mpsctl(&["report", "98.srv"]).prints(told);
     // A program that reaches it ends the search.
     bed.begin("99.srv", ACCOUNT, "0");
     bed.served("99.srv", &[]);

@@ -74,11 +74,8 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     let found = end(&world, &scenario);
     let took = began.elapsed().as_secs_f32();
     assert!(found.faults.is_empty(), "one look: {found:?}");
-    for survivor in found
-        .undetermined
-        .iter()
-        .filter(|u| u.why.starts_with("state "))
-    {
+    let survivors = found.undetermined.iter();
+    for survivor in survivors.filter(|u| u.why.starts_with("state ")) {
         let seconds = survivor.why.split_whitespace().nth(3);
         let seconds: f32 = seconds.and_then(|word| word.parse().ok()).expect("seconds");
         assert!(seconds <= took + 0.1, "the end took {took} s: {survivor}");
@@ -255,8 +252,9 @@ fn sharing<const N: usize>(numbers: [u32; N]) -> (SharedWorld, [Scenario; N]) {
     let mut world = World::new(jobs[0].inventory.clone());
     world.stubborn = Some(Rung::Kill);
     let world = Rc::new(RefCell::new(world));
-    jobs.iter()
-        .for_each(|job| begin(&world, job).expect("prologue"));
+    for job in &jobs {
+        begin(&world, job).expect("prologue");
+    }
     (world, jobs)
 }
 

@@ -54,17 +54,15 @@ impl Bench {
 }
 
 fn row<'a>(json: &'a Value, clients: u64, threads: Option<&str>) -> &'a Value {
-    let rows = json["rows"].as_array().expect("rows");
+    let mut rows = json["rows"].as_array().expect("rows").iter();
     let is_it = |row: &&Value| row["clients"] == clients && row["threads"].as_str() == threads;
-    rows.iter()
-        .find(is_it)
-        .unwrap_or_else(|| panic!("{clients} {threads:?}: {json}"))
+    let found = rows.find(is_it);
+    found.unwrap_or_else(|| panic!("{clients} {threads:?}: {json}"))
 }
 
 fn figure(json: &Value, clients: u64, threads: Option<&str>) -> f64 {
-    row(json, clients, threads)["throughput"]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{json}"))
+    let figure = row(json, clients, threads)["throughput"].as_f64();
+    figure.unwrap_or_else(|| panic!("{json}"))
 }
 
 #[test]
@@ -78,10 +76,8 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
     assert_eq!(of(Some("none")), [1000.0, 2000.0, 3000.0], "MPS: {json}");
     assert_eq!(of(Some("auto"))[2], 4000.0, "with a share: {json}");
     assert_eq!(row(&json, 4, Some("auto"))["percent"], 50.0);
-    assert!(
-        row(&json, 2, Some("auto"))["percent"].is_null(),
-        "200/2 is no limit: {json}"
-    );
+    let percent = &row(&json, 2, Some("auto"))["percent"];
+    assert!(percent.is_null(), "200/2 is no limit: {json}");
     assert_eq!(
         json["advice"],
         "4 clients, MPS=true,MPS_THREADS=auto: 4.0 × one after another, 4.0 × the same 4 without MPS; memory allows 272, MPS 48; \
@@ -99,15 +95,9 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
 fn on_an_exclusive_gpu_the_comparison_is_one_client_at_a_time_under_mps() {
     let bench = Bench::of(1, "exclusive", "MPS=true");
     let simulation = bench.simulation();
-    let options = [
-        "--clients",
-        "2,4",
-        "--threads",
-        "none",
-        "--metric",
-        "ns/day",
-    ];
-    let json = bench.json(&[&options[..], &["--", &simulation]].concat());
+    let options = ["--clients", "2,4", "--threads", "none"];
+    let metric = ["--metric", "ns/day", "--", &simulation];
+    let json = bench.json(&[options, metric].concat());
     let rows = json["rows"].as_array().expect("rows");
     assert!(rows.iter().all(|row| row["mps"] == true), "{json}");
     let of = [1, 2, 4].map(|clients| figure(&json, clients, Some("none")));
@@ -140,40 +130,32 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     let quick = bench.script("quick", "sleep 0.5");
     let json = bench.limitless("1,2", &["--", &quick]);
     let [one, two] = [1, 2].map(|clients| figure(&json, clients, Some("none")));
-    assert!(
-        (2000.0..7300.0).contains(&one),
-        "at most two a second: {one}"
-    );
+    let at_most_two_a_second = 2000.0..7300.0;
+    assert!(at_most_two_a_second.contains(&one), "{one}");
     assert!((one..14_600.0).contains(&two), "{json}");
     let json = bench.limitless("1", &["--seconds", "3", "--", &quick]);
     let cut = figure(&json, 1, Some("none"));
-    assert!((2000.0..7300.0).contains(&cut), "{json}");
+    assert!(at_most_two_a_second.contains(&cut), "{json}");
     // The last figure before the end of its time counts.
     let text = "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done";
     let endless = bench.script("endless", text);
-    let json = bench.limitless(
-        "2",
-        &["--seconds", "2", "--metric", "steps", "--", &endless],
-    );
-    assert!(
-        (5.0..24.0).contains(&figure(&json, 2, Some("none"))),
-        "{json}"
-    );
+    let options = ["--seconds", "2", "--metric", "steps", "--", &endless];
+    let json = bench.limitless("2", &options);
+    let steps = figure(&json, 2, Some("none"));
+    assert!((5.0..24.0).contains(&steps), "{json}");
     // Neither a figure nor an end.
     let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
     let ran = bench.run(&[&options[..], &["--", &endless]].concat());
-    ran.exits(1)
-        .prints("none came to its end within 1 s: give more --seconds, or --metric");
+    let told = "none came to its end within 1 s: give more --seconds, or --metric";
+    ran.exits(1).prints(told);
     bench.assert_none_left(Duration::ZERO);
 }
 
 #[test]
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let bench = Bench::usual();
-    let failing = bench.script(
-        "failing",
-        "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3",
-    );
+    let text = "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3";
+    let failing = bench.script("failing", text);
     let ran = bench.run(&["--clients", "1,2", "--", &failing]).exits(1);
     ran.prints("note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left");
     // It does not try more of the same.
@@ -189,10 +171,8 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let json = bench.limitless("1,2", &["--repeat", "3", "--metric", "apples", "--", &pair]);
     let one = row(&json, 1, Some("none"));
     assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
-    assert!(
-        row(&json, 2, Some("none"))["failed"].is_string(),
-        "{json:#}"
-    );
+    let two = &row(&json, 2, Some("none"))["failed"];
+    assert!(two.is_string(), "{json:#}");
     let one = |rest: &[&str]| bench.run(&[&["--clients", "1", "--only-mps"], rest].concat());
     let mute = one(&["--metric", "ns/day", "--", "/bin/echo", "3 apples"]);
     mute.prints("nothing that it wrote matches 'ns/day'; its last line: 3 apples");

@@ -35,9 +35,8 @@ fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
     let running = Running::start(command.stdin(Stdio::null()));
     // setpriv becomes the program in place.
     let is_it = |p: look::Process| p.uid != 0 && !p.exe.ends_with("setpriv");
-    eventually("the bystander runs", || {
-        look::process(running.pid()).is_some_and(is_it)
-    });
+    let runs = || look::process(running.pid()).is_some_and(is_it);
+    eventually("the bystander runs", runs);
     running
 }
 
@@ -50,12 +49,8 @@ fn treasure(bed: &NodeBed) -> (PathBuf, impl Fn() -> String) {
         let about = at.join("file").metadata().expect("the treasure is there");
         let text = fs::read_to_string(at.join("file")).expect("text");
         let owner = at.metadata().expect("directory").uid();
-        format!(
-            "{text} {:o} {} {} {owner}",
-            about.mode(),
-            about.uid(),
-            about.nlink()
-        )
+        let (mode, uid, links) = (about.mode(), about.uid(), about.nlink());
+        format!("{text} {mode:o} {uid} {links} {owner}")
     };
     (dir, look)
 }
@@ -103,9 +98,8 @@ fn only_the_very_files_that_a_job_began_with_are_its_own() {
         let mut command = as_user(USER, &control);
         command.env_clear().envs([bed.pipe("94.srv")]);
         let session = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
-        eventually("the session runs", || {
-            look::process(session.pid()).is_some_and(|p| p.exe == control)
-        });
+        let runs = || look::process(session.pid()).is_some_and(|p| p.exe == control);
+        eventually("the session runs", runs);
         session
     };
     let mut of_the_job = session();
@@ -179,10 +173,7 @@ fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) ->
 
 fn can_be_read(pid: u32, file: &str) -> bool {
     let mut command = Command::new("/bin/cat");
-    command
-        .arg(format!("/proc/{pid}/{file}"))
-        .stdout(Stdio::null());
-    let mut cat = Running::start(command);
+    let mut cat = Running::silent(command.arg(format!("/proc/{pid}/{file}")));
     wait_until(Duration::from_secs(1), || cat.has_ended())
 }
 
@@ -199,10 +190,8 @@ fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
         script(&slurm.join("scontrol"), "");
         let running = "case $2 in -s) ;; *) echo '4711|4711' ;; esac";
         script(&slurm.join("squeue"), running);
-        bed.configure(&format!(
-            "{CONFIG}[slurm]\nexec = \"{}\"\n",
-            slurm.display()
-        ));
+        let exec = format!("exec = \"{}\"", slurm.display());
+        bed.configure(&format!("{CONFIG}[slurm]\n{exec}\n"));
         bed.refused("4711", "MPS=maybe");
         let stepd = bed.path("slurmstepd");
         copy_program(&bed.node.control(), &stepd).expect("a copy");
@@ -221,12 +210,10 @@ fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
 fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
     for cgroup in [true, false] {
         alone(|| {
-            let made = if cgroup {
-                NodeBed::new
-            } else {
-                NodeBed::without_cgroup
+            let bed = match cgroup {
+                true => NodeBed::new(fast(1), CONFIG),
+                false => NodeBed::without_cgroup(fast(1), CONFIG),
             };
-            let bed = made(fast(1), CONFIG);
             let _hidden = Small::over(&bed.path("run"), 256, 0o755);
             bed.begin("90.srv", ACCOUNT, "0");
             assert_eq!(bed.node.modes(), ["exclusive_process"]);
@@ -275,14 +262,8 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
             let log = bed.hung("run/jobs/92.srv/log", Hung::over);
             let bound = pipe.with_file_name("bound");
             fs::create_dir(&bound).expect("directory");
-            mount(
-                Some(&dir),
-                &bound,
-                None::<&str>,
-                MsFlags::MS_BIND,
-                None::<&str>,
-            )
-            .expect("bind mount");
+            let (none, bind) = (None::<&str>, MsFlags::MS_BIND);
+            mount(Some(&dir), &bound, none, bind, none).expect("bind mount");
             bed.end("92.srv");
             assert!(!bed.job("92.srv").exists(), "round {round}");
             let mounts = fs::read_to_string("/proc/thread-self/mounts").expect("mounts");

@@ -51,9 +51,8 @@ fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
         Running::start(bed.command("mps-prologue").args(args).stderr(Stdio::null()))
     };
     let mut stopped = start("853.srv");
-    eventually("it begins", || {
-        !bed.pids(THREE[1]).is_empty() && mps.exists()
-    });
+    let begins = || !bed.pids(THREE[1]).is_empty() && mps.exists();
+    eventually("it begins", begins);
     for pid in THREE[..2].iter().flat_map(|name| bed.pids(name)) {
         kill(pid, Signal::SIGSTOP);
     }
@@ -61,11 +60,8 @@ fn a_stopped_begin_of_a_shared_mps_is_the_users_and_holds_no_end() {
     for job in JOBS {
         bed.end(job).within(Duration::from_secs(6));
     }
-    assert_eq!(
-        [waits.wait(), stopped.wait()],
-        [Some(2); 2],
-        "3 means: only the node"
-    );
+    let codes = [waits.wait(), stopped.wait()];
+    assert_eq!(codes, [Some(2); 2], "3 means: only the node");
     for job in ["853.srv", "854.srv"] {
         let record = fs::read_to_string(bed.job(job).join("record")).expect("a record");
         assert!(!record.contains("of_node"), "{record}");

@@ -35,10 +35,8 @@ fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     fs::write(cluster.bed.config(), text + &slurm).expect("configuration");
     let line =
         "FAIL  this node: it has no NVIDIA GPU and no driver, but its scheduler offers GPUs here";
-    cluster
-        .slurm("check", &["--node", "n1"])
-        .exits(2)
-        .prints(line);
+    let ran = cluster.slurm("check", &["--node", "n1"]).exits(2);
+    ran.prints(line);
     // A health check goes by it; Slurm's other lines are not the node's own.
     let own = ["doctor", "--node", "n1", "--own", "--problems"];
     cluster.bed.mpsctl(&own).exits(2).prints(line);
@@ -71,12 +69,8 @@ fn a_configuration_that_cannot_be_used_is_the_only_trouble() {
     let cluster = Cluster::enabled();
     cluster.bed.configure("compute_mode = \"exclusiv\"");
     let ran = cluster.check().exits(2);
-    let wrong: Vec<&str> = ran
-        .out
-        .lines()
-        .filter(|line| line.starts_with("FAIL"))
-        .collect();
-    assert_eq!(wrong.len(), 1, "{ran:?}");
+    let wrong = ran.out.lines().filter(|line| line.starts_with("FAIL"));
+    assert_eq!(wrong.count(), 1, "{ran:?}");
     ran.prints("did you mean 'exclusive'?")
         .lacks("NVML does not");
 }
@@ -103,18 +97,16 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     cluster.enable().ok();
     cluster.check().exits(2).prints("restart slurmd");
     let line = cluster.path("etc").join(OURS);
-    let written = || {
-        fs::metadata(&line)
-            .and_then(|line| line.modified())
-            .expect("its time")
-    };
+    let about = || fs::metadata(&line).and_then(|line| line.modified());
+    let written = || about().expect("its time");
     let before = written();
     cluster.enable().ok();
     assert_eq!(written(), before, "the same line was written again");
     let line_is_of = |when: SystemTime| {
         let line = fs::OpenOptions::new().write(true).open(&line);
-        line.and_then(|line| line.set_modified(when))
-            .expect("our line");
+        line.expect("our line")
+            .set_modified(when)
+            .expect("its time");
     };
     line_is_of(began + Duration::from_secs(3));
     cluster.check().exits(2).prints("restart slurmd");
@@ -179,10 +171,8 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
 
     chown(&conf, Some(uid_of(USER)), None).expect("chown");
     let ran = check().exits(1);
-    ran.complains(format!(
-        "belongs to user {}, not to root: chown root",
-        uid_of(USER)
-    ));
+    let uid = uid_of(USER);
+    ran.complains(format!("belongs to user {uid}, not to root: chown root"));
     ran.complains("name the slurm.conf in mpsd.toml")
         .lacks(&own);
     let named = format!("[slurm]\nconf = \"{}\"", conf.display());
@@ -194,21 +184,16 @@ fn a_slurm_conf_that_others_may_write_is_read_only_if_the_site_names_it() {
 #[test]
 fn the_running_slurmd_says_where_slurm_is() {
     let cluster = Cluster::new(GOOD);
-    let installed = |dir: &Path| {
-        format!(
-            "Slurm 22.05 is installed, its commands in '{}'",
-            dir.display()
-        )
-    };
+    let told = "Slurm 22.05 is installed, its commands in";
+    let installed = |dir: &Path| format!("{told} '{}'", dir.display());
     cluster.commands("23.11.7");
     let _slurmd = cluster.slurmd();
     let ran = cluster.slurm("enable", &[]).exits(1);
     ran.complains("is stamped for Slurm 22.05, not 23.11");
     cluster.commands("22.05.3");
     cluster.slurm("enable", &[]).ok();
-    cluster
-        .check()
-        .prints(installed(&cluster.path("prefix/bin")));
+    let usual = installed(&cluster.path("prefix/bin"));
+    cluster.check().prints(usual);
     // A setting overrides what runs.
     let other = cluster.path("elsewhere");
     fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
@@ -217,11 +202,8 @@ fn the_running_slurmd_says_where_slurm_is() {
     cluster.check().prints(installed(&other));
     fs::remove_file(other.join("scontrol")).expect("commands");
     let none = format!("FAIL  no scontrol in '{}'", other.display());
-    cluster
-        .check()
-        .exits(2)
-        .prints(none)
-        .lacks(installed(&other));
+    let ran = cluster.check().exits(2);
+    ran.prints(none).lacks(installed(&other));
 }
 
 /// A host with GPUs may be a node whose slurmd has died.

@@ -64,15 +64,9 @@ impl Cluster {
 
     fn slurm(&self, verb: &str, more: &[&str]) -> Ran {
         let paths = ["etc/slurm.conf", "plugins"].map(|name| self.path(name).display().to_string());
-        let fixed = [
-            "slurm",
-            verb,
-            "--slurm-conf",
-            &paths[0],
-            "--plugins",
-            &paths[1],
-        ];
-        self.bed.mpsctl(&[&fixed, more].concat())
+        let conf = ["slurm", verb, "--slurm-conf", &paths[0]];
+        let plugins = ["--plugins", &paths[1]];
+        self.bed.mpsctl(&[&conf, &plugins[..], more].concat())
     }
 
     fn enable(&self) -> Ran {
@@ -95,14 +89,11 @@ impl Cluster {
     }
 
     fn start(&self, mut command: Command) -> Running {
-        command
-            .arg("60")
-            .env("SLURM_CONF", self.path("etc/slurm.conf"));
-        let running = Running::start(command);
+        let conf = self.path("etc/slurm.conf");
+        let running = Running::start(command.arg("60").env("SLURM_CONF", conf));
         let comm = format!("/proc/{}/comm", running.pid());
-        eventually("a process of that name", || {
-            fs::read_to_string(&comm).is_ok_and(|comm| comm == "slurmd\n")
-        });
+        let has_name = || fs::read_to_string(&comm).is_ok_and(|comm| comm == "slurmd\n");
+        eventually("a process of that name", has_name);
         running
     }
 
@@ -156,10 +147,8 @@ fn second_line_behind(tool: &str, plugin: &str) {
     ran.prints("has our line, 'optional'");
 
     theirs(&before);
-    cluster
-        .check()
-        .prints("WARN")
-        .prints(format!("the line of {tool} comes before ours"));
+    let told = format!("the line of {tool} comes before ours");
+    cluster.check().prints("WARN").prints(told);
 
     cluster.slurm("disable", &[]).ok();
     let left = fs::read_dir(cluster.path("etc/plugstack.conf.d")).expect("directory");
@@ -285,13 +274,9 @@ fn files_of_the_site_are_left_alone() {
 #[test]
 fn the_plugin_must_fit_the_installed_slurm() {
     let cluster = Cluster::new(GOOD);
-    for (release, words) in [
-        ("23.11", "is stamped for Slurm 22.05, not 23.11"),
-        (
-            "25.05",
-            "no plugin for Slurm 25.05; there are: 22.05, 23.11",
-        ),
-    ] {
+    let none = "no plugin for Slurm 25.05; there are: 22.05, 23.11";
+    let stamped = "is stamped for Slurm 22.05, not 23.11";
+    for (release, words) in [("23.11", stamped), ("25.05", none)] {
         let ran = cluster.slurm("enable", &["--release", release]);
         ran.exits(1).complains(words);
     }
@@ -306,11 +291,8 @@ fn before_enable_only_our_file_is_missing() {
     let _slurmd = cluster.slurmd();
     cluster.write(STACK, "include plugstack.conf.d/*.conf\n");
     let ran = cluster.check();
-    let wrong: Vec<&str> = ran
-        .out
-        .lines()
-        .filter(|line| line.starts_with("FAIL"))
-        .collect();
+    let wrong = ran.out.lines().filter(|line| line.starts_with("FAIL"));
+    let wrong: Vec<&str> = wrong.collect();
     let [one] = wrong[..] else { panic!("{ran:?}") };
     let missing = format!("{OURS}': not there; run 'mpsctl slurm enable'");
     assert!(one.contains(&missing), "{ran:?}");
@@ -347,10 +329,8 @@ fn a_cluster_that_changes_has_one_line() {
         let in_stack = cluster.read(STACK).contains(&cluster.line());
         assert_eq!(in_stack, text == CONFIGLESS, "{text}");
     }
-    assert_eq!(
-        cluster.read(STACK).lines().skip(1).collect::<Vec<_>>(),
-        [cluster.line()]
-    );
+    let stack = cluster.read(STACK);
+    assert!(stack.lines().skip(1).eq([cluster.line()]), "{stack}");
     cluster.slurm("disable", &[]).ok();
     assert!(!cluster.path("etc/plugstack.conf").exists());
 }
