@@ -92,19 +92,15 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let first = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let late = begin.elapsed().is_ok();
     std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
-    let (started, length) = (
-        Instant::now(),
-        Duration::try_from_secs_f64(options.seconds)?,
-    );
+    let length = Duration::try_from_secs_f64(options.seconds)?;
+    let started = Instant::now();
     let mut launches = 0;
     while started.elapsed() < length {
         burst(&context, function, options.blocks)?;
         launches += BURST;
     }
-    let bytes = context
-        .uuid()?
-        .bytes
-        .map(|byte| format!("{:02x}", byte as u8));
+    let bytes = context.uuid()?.bytes;
+    let bytes = bytes.map(|byte| format!("{:02x}", byte as u8));
     let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|group| bytes[group].concat());
     Ok(serde_json::json!({
         "rank": rank,
@@ -125,20 +121,12 @@ fn kernel() -> Result<sys::CUfunction> {
 }
 
 fn burst(context: &CudaContext, function: sys::CUfunction, blocks: u32) -> Result<()> {
-    let mut cycles = CYCLES;
+    let (mut cycles, stream) = (CYCLES, std::ptr::null_mut());
+    let (grid, block) = ((blocks, 1, 1), (128, 1, 1));
     for _ in 0..BURST {
         let mut arguments = [(&raw mut cycles).cast::<c_void>()];
         // SAFETY: the kernel takes one number, which the driver copies before the call returns.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (blocks, 1, 1),
-                (128, 1, 1),
-                0,
-                std::ptr::null_mut(),
-                &mut arguments,
-            )
-        }?;
+        unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut arguments) }?;
     }
     Ok(context.synchronize()?)
 }

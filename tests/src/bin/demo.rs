@@ -124,10 +124,8 @@ impl Promises {
         // Without `-f` it is a command to the daemon, not the daemon.
         let is_daemon = |process: &&Process| process.args.iter().any(|word| word == "-f");
         let is_server = |process: &&Process| process.exe.ends_with("nvidia-cuda-mps-server");
-        let pids = [
-            daemons.iter().find(is_daemon),
-            daemons.iter().find(is_server),
-        ];
+        let of = || daemons.iter();
+        let pids = [of().find(is_daemon), of().find(is_server)];
         let own = |process: Option<&Process>| process.is_some_and(|found| found.uid == user.uid);
         let [control, server] = pids.map(|found| found.map_or(0, |process| process.pid));
         let name = &user.name;
@@ -159,10 +157,8 @@ impl Promises {
             record.under_mps && record.uid == Some(user.uid) && record.server_pid == server
         };
         let attached = records.len() == CLIENTS && records.iter().all(is_attached);
-        let pids: Vec<String> = records
-            .iter()
-            .map(|record| record.pid.to_string())
-            .collect();
+        let pids = records.iter().map(|record| record.pid.to_string());
+        let pids: Vec<String> = pids.collect();
         let promise = format!("clients {} attached to that server", pids.join(", "));
         self.check(attached, &promise, &records);
     }

@@ -82,10 +82,8 @@ impl Mutation {
     /// An expression stays one; statements are put into a block.
     fn switched(&self, number: usize) -> String {
         let (old, new) = (self.old.trim_end(), self.new.trim_end());
-        let condition = old
-            .strip_prefix("if ")
-            .and_then(|old| old.strip_suffix(" {"));
-        if let Some(condition) = condition {
+        let condition = old.strip_prefix("if ");
+        if let Some(condition) = condition.and_then(|old| old.strip_suffix(" {")) {
             return format!("if mutated({number}) != ({condition}) {{");
         }
         let switched = format!("if mutated({number}) {{ {new} }} else {{ {old} }}");
@@ -173,8 +171,7 @@ impl Tree {
     }
 
     fn build(&self) -> Result<()> {
-        let words = "build --workspace --all-targets";
-        let built = self.cargo(words).status()?;
+        let built = self.cargo("build --workspace --all-targets").status()?;
         ensure!(built.success(), "the mutations cannot be built");
         Ok(())
     }
@@ -233,15 +230,10 @@ fn output(command: &mut Command) -> Result<String> {
 
 fn rows(listed: &str) -> Result<Vec<Mutation>> {
     let mut rows: Rows = toml::from_str(&fs::read_to_string(ROWS)?)?;
-    for file in listed
-        .lines()
-        .filter(|file| file.ends_with(".rs") && !file.contains("test"))
-    {
-        let folder = rows
-            .conditions
-            .iter()
-            .find(|one| file.starts_with(&one.folder));
-        if let Some(folder) = folder {
+    let is_product = |file: &&str| file.ends_with(".rs") && !file.contains("test");
+    for file in listed.lines().filter(is_product) {
+        let mut folders = rows.conditions.iter();
+        if let Some(folder) = folders.find(|one| file.starts_with(&one.folder)) {
             let mut conditions = folder.mutations(file, &fs::read_to_string(file)?);
             conditions.retain(|one| !rows.mutation.iter().any(|row| row.meets(one)));
             rows.mutation.extend(conditions);
@@ -280,16 +272,13 @@ fn main() -> Result<ExitCode> {
             }
         }
         survivors += usize::from(noticed.is_empty());
-        let noticed: Vec<_> = noticed.into_iter().collect();
-        let verdict = match noticed.is_empty() {
-            true => "SURVIVED".to_owned(),
-            false => noticed.join(" "),
-        };
+        if noticed.is_empty() {
+            noticed.insert("SURVIVED".to_owned());
+        }
+        let verdict = Vec::from_iter(noticed).join(" ");
         let (number, seconds) = (index + 1, started.elapsed().as_secs());
-        println!(
-            "{number} {}: {} ({seconds} s)\n    {verdict}",
-            row.file, row.what
-        );
+        let Mutation { file, what, .. } = row;
+        println!("{number} {file}: {what} ({seconds} s)\n    {verdict}");
     }
     println!("{survivors} survived");
     Ok(match survivors {

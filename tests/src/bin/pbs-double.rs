@@ -2,6 +2,7 @@
 //! Refusals, exit codes and texts are the recorded ones (docs/facts/pbs.md#pbsnodes): above all,
 //! Torque's pbsnodes ends with 0 after a refusal.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,11 @@ const SERVER: &str = "/var/srv/pbs";
 fn main() -> ExitCode {
     let mut words = std::env::args();
     let called = words.next().unwrap_or_default();
-    let name = Path::new(&called)
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = called.rsplit('/').next().unwrap_or_default();
     let arguments: Vec<String> = words.collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    log(&name, &words);
-    ExitCode::from(match name.as_str() {
+    log(name, &words);
+    ExitCode::from(match name {
         "pbsnodes" => pbsnodes(&words),
         "qstat" => qstat(&words),
         "qalter" => qalter(&words),
@@ -38,9 +36,16 @@ fn at(path: &str) -> PathBuf {
 }
 
 fn text(path: &str) -> Option<String> {
-    fs::read_to_string(at(path))
-        .ok()
-        .map(|text| text.trim_end().to_owned())
+    let text = fs::read_to_string(at(path)).ok()?;
+    Some(text.trim_end().to_owned())
+}
+
+fn print(path: &str) -> Option<()> {
+    text(path).map(|all| println!("{all}"))
+}
+
+fn remove(path: &str) -> Option<()> {
+    fs::remove_file(at(path)).ok()
 }
 
 fn keep(path: &str, text: &str) -> Option<()> {
@@ -50,11 +55,9 @@ fn keep(path: &str, text: &str) -> Option<()> {
 }
 
 fn log(name: &str, words: &[&str]) {
-    let mut file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(at("calls"))
-        .expect("the log of calls");
+    let mut file = fs::OpenOptions::new();
+    let file = file.create(true).append(true).open(at("calls"));
+    let mut file = file.expect("the log of calls");
     writeln!(file, "{} {name} {}", host(), words.join(" ")).expect("the log of calls");
 }
 
@@ -76,10 +79,8 @@ fn is_operator() -> bool {
         return true;
     }
     let me = format!("{who}@{}", host());
-    text("operators").is_some_and(|list| {
-        list.split([',', '\n'])
-            .any(|one| one == me || one == format!("{who}@*"))
-    })
+    let is_me = |one: &str| one == me || one == format!("{who}@*");
+    text("operators").is_some_and(|list| list.split([',', '\n']).any(is_me))
 }
 
 fn pbsnodes(words: &[&str]) -> u8 {
@@ -101,40 +102,33 @@ fn pbsnodes(words: &[&str]) -> u8 {
             ("-c", false) => return 0,
             ("-N", true) | ("-C", false) => note = rest.next().copied(),
             (flag, _) if flag.starts_with('-') => {
-                eprintln!(
-                    "pbsnodes: invalid option -- '{}'",
-                    flag.trim_start_matches('-')
-                );
+                let flag = flag.trim_start_matches('-');
+                eprintln!("pbsnodes: invalid option -- '{flag}'");
                 return 1;
             }
             (name, _) => names.push(name),
         }
     }
-    names
-        .into_iter()
-        .map(|name| one_node(name, offline, online, note))
-        .max()
-        .unwrap_or(0)
+    let names = names.into_iter();
+    let codes = names.map(|name| one_node(name, offline, online, note));
+    codes.max().unwrap_or(0)
 }
 
-fn vnodes() -> Vec<(String, String)> {
+fn vnodes() -> BTreeMap<String, String> {
     let files = fs::read_dir(at("vnodes")).into_iter().flatten().flatten();
     let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-    let mut all: Vec<_> = names
-        .filter_map(|name| Some((name.clone(), text(&format!("vnodes/{name}"))?)))
-        .collect();
-    all.sort();
-    all
+    let texts = names.map(|name| (text(&format!("vnodes/{name}")), name));
+    texts
+        .filter_map(|(text, name)| Some((name, text?)))
+        .collect()
 }
 
 /// As a real one prints: a list has its other members in lines of their own.
 fn print_nodes() {
     for (name, attributes) in vnodes() {
         println!("#\ncreate node {name}");
-        for line in attributes
-            .lines()
-            .filter(|line| !line.starts_with("sharing"))
-        {
+        let lines = attributes.lines();
+        for line in lines.filter(|line| !line.starts_with("sharing")) {
             let (key, value) = line.split_once(" = ").unwrap_or((line, ""));
             for (n, one) in value.split(',').enumerate() {
                 let sign = if n == 0 { "=" } else { "+=" };
@@ -147,9 +141,8 @@ fn print_nodes() {
 fn change_node(name: &str, key: &str, value: Option<&str>) -> Option<()> {
     let file = format!("vnodes/{name}");
     let old = text(&file)?;
-    let kept = old
-        .lines()
-        .filter(|line| !line.starts_with(&format!("{key} ")));
+    let start = format!("{key} ");
+    let kept = old.lines().filter(|line| !line.starts_with(&start));
     let new = value.map(|value| format!("{key} = {value}"));
     let lines: Vec<String> = kept.map(str::to_owned).chain(new).collect();
     keep(&file, &(lines.join("\n") + "\n"))
@@ -162,11 +155,8 @@ fn one_node(name: &str, offline: bool, online: bool, note: Option<&str>) -> u8 {
         eprintln!("pbsnodes: Unknown node  - {name}");
         return u8::from(!torque);
     };
-    let (mut state, mut why) = node
-        .split_once('\n')
-        .map_or((node.clone(), String::new()), |(s, w)| {
-            (s.to_owned(), w.to_owned())
-        });
+    let (mut state, why) = node.split_once('\n').unwrap_or((&node, ""));
+    let mut why = why.to_owned();
     if !offline && !online && note.is_none() {
         let key = if torque { "note" } else { "comment" };
         println!("{name}\n     state = {state}\n     np = 8");
@@ -181,17 +171,18 @@ fn one_node(name: &str, offline: bool, online: bool, note: Option<&str>) -> u8 {
         return u8::from(!torque);
     }
     if offline {
-        state = "offline".to_owned();
+        state = "offline";
     }
     if online {
-        state = "free".to_owned();
+        state = "free";
     }
     if let Some(text) = note {
-        why = if torque && text == "n" {
-            String::new()
-        } else {
-            text.chars().take(if torque { 255 } else { 79 }).collect()
+        let longest = match torque {
+            true if text == "n" => 0,
+            true => 255,
+            false => 79,
         };
+        why = text.chars().take(longest).collect();
     }
     u8::from(keep(&file, &format!("{state}\n{why}")).is_none())
 }
@@ -200,16 +191,12 @@ fn qstat(words: &[&str]) -> u8 {
     let Some(id) = words.iter().find(|word| !word.starts_with('-')) else {
         return 0;
     };
-    match text(&format!("jobs/{id}")) {
-        Some(status) => {
-            println!("Job Id: {id}\n{status}\n");
-            0
-        }
-        None => {
-            eprintln!("qstat: Unknown Job Id {id}");
-            153
-        }
-    }
+    let Some(status) = text(&format!("jobs/{id}")) else {
+        eprintln!("qstat: Unknown Job Id {id}");
+        return 153;
+    };
+    println!("Job Id: {id}\n{status}\n");
+    0
 }
 
 /// Puts the job into `queue/ID`, a word a line, then an empty line and the script. The test plays
@@ -276,25 +263,18 @@ fn qalter(words: &[&str]) -> u8 {
 }
 
 fn printjob(words: &[&str]) -> u8 {
-    match words.first().map(fs::read_to_string) {
-        Some(Ok(text)) => {
-            print!("{text}");
-            0
-        }
-        _ => {
-            eprintln!("printjob: cannot open {words:?}");
-            1
-        }
-    }
+    let Some(Ok(text)) = words.first().map(fs::read_to_string) else {
+        eprintln!("printjob: cannot open {words:?}");
+        return 1;
+    };
+    print!("{text}");
+    0
 }
 
 /// Of several `-c` only the last counts (recorded).
 fn qmgr(words: &[&str]) -> u8 {
-    let Some(line) = words
-        .iter()
-        .rposition(|word| *word == "-c")
-        .and_then(|at| words.get(at + 1))
-    else {
+    let last = words.iter().rposition(|word| *word == "-c");
+    let Some(line) = last.and_then(|at| words.get(at + 1)) else {
         return 64;
     };
     let parts: Vec<&str> = line.split_whitespace().collect();
@@ -304,16 +284,12 @@ fn qmgr(words: &[&str]) -> u8 {
     }
     // Recorded: any host but the server's, even if root is an operator there.
     if parts.get(1) == Some(&"hook") && text("hooks-denied").is_some() {
-        eprintln!(
-            "root@{} is unauthorized to access hooks data from server pbsserver",
-            host()
-        );
+        let host = host();
+        eprintln!("root@{host} is unauthorized to access hooks data from server pbsserver");
         return 1;
     }
     // Recorded: this many creations after a deletion find the name still taken.
-    let pending = text("hooks-pending")
-        .and_then(|count| count.parse::<u32>().ok())
-        .unwrap_or(0);
+    let pending = text("hooks-pending").map_or(0, |count| count.parse::<u32>().unwrap_or(0));
     if let (["create", "hook", name], 1..) = (parts.as_slice(), pending) {
         let _ = keep("hooks-pending", &(pending - 1).to_string());
         eprintln!(
@@ -323,65 +299,54 @@ fn qmgr(words: &[&str]) -> u8 {
     }
     let done = match parts.as_slice() {
         ["list", "server"] => {
-            let operators = text("operators")
-                .map(|list| format!("    operators = {}\n", list.replace('\n', ",")));
-            let lines = operators.into_iter();
-            print!(
-                "{}",
-                lines.fold("Server x\n".to_owned(), |all, line| all + &line)
-            );
+            println!("Server x");
+            if let Some(list) = text("operators") {
+                println!("    operators = {}", list.replace('\n', ","));
+            }
             Some(())
         }
         ["list", "hook", name] => {
             text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}"))
         }
         ["export", "hook", name, "application/x-config", "default"] => {
-            text(&format!("hooks/{name}.CF")).map(|all| println!("{all}"))
+            print(&format!("hooks/{name}.CF"))
         }
         ["export", "hook", name, "application/x-python", "default"] => {
-            text(&format!("hooks/{name}.PY")).map(|all| println!("{all}"))
+            print(&format!("hooks/{name}.PY"))
         }
-        ["list", "resource", name] => {
-            text(&format!("resources/{name}")).map(|all| println!("{all}"))
-        }
+        ["list", "resource", name] => print(&format!("resources/{name}")),
         ["create", "resource", name, kind] => keep(&format!("resources/{name}"), kind),
-        ["delete", "resource", name] => fs::remove_file(at(&format!("resources/{name}"))).ok(),
+        ["delete", "resource", name] => remove(&format!("resources/{name}")),
         ["print", "node", "@default"] => {
             print_nodes();
             Some(())
         }
         // Recorded: a vnode with jobs stays.
         ["delete", "node", name] if text(&format!("busy/{name}")).is_none() => {
-            fs::remove_file(at(&format!("vnodes/{name}"))).ok()
+            remove(&format!("vnodes/{name}"))
         }
         ["set", "node", name, key, "=", value] => change_node(name, key, Some(value)),
         ["unset", "node", name, key] => change_node(name, key, None),
-        ["create", "hook", name] => keep(
-            &format!("hooks/{name}.HK"),
-            "    enabled = false\n    alarm = 30\n",
-        ),
-        [
-            "import",
-            "hook",
-            name,
-            "application/x-python",
-            "default",
-            file,
-        ] => fs::read_to_string(file)
-            .ok()
-            .and_then(|body| keep(&format!("hooks/{name}.PY"), &body)),
+        ["create", "hook", name] => {
+            let new = "    enabled = false\n    alarm = 30\n";
+            keep(&format!("hooks/{name}.HK"), new)
+        }
+        ["import", "hook", name, kind, "default", file] if *kind == "application/x-python" => {
+            let body = fs::read_to_string(file).ok();
+            body.and_then(|body| keep(&format!("hooks/{name}.PY"), &body))
+        }
         ["set", "hook", name, key, "=", ..] => set_hook(
             name,
             key,
             line.split_once('=').map_or("", |(_, value)| value.trim()),
         ),
-        ["delete", "hook", name] => fs::remove_file(at(&format!("hooks/{name}.HK")))
-            .and_then(|()| fs::remove_file(at(&format!("hooks/{name}.PY"))))
-            .ok(),
-        ["set", "server", "operators", "+=", who] => keep(
-            "operators",
-            &format!("{}\n{who}", text("operators").unwrap_or_default()),
-        ),
+        ["delete", "hook", name] => {
+            remove(&format!("hooks/{name}.HK")).and_then(|()| remove(&format!("hooks/{name}.PY")))
+        }
+        ["set", "server", "operators", "+=", who] => {
+            let list = text("operators").unwrap_or_default();
+            keep("operators", &format!("{list}\n{who}"))
+        }
         _ => None,
     };
     if let (Some(()), ["create" | "import" | "set" | "delete", "hook", name, ..]) =
@@ -389,17 +354,13 @@ fn qmgr(words: &[&str]) -> u8 {
     {
         send_to_mom(name);
     }
-    if done.is_none()
-        && parts.get(1) == Some(&"hook")
-        && text(&format!("hooks/{}.HK", parts[2])).is_none()
-    {
+    let object = parts.get(2).unwrap_or(&"");
+    let is_unknown = || text(&format!("hooks/{object}.HK")).is_none();
+    if done.is_none() && parts.get(1) == Some(&"hook") && is_unknown() {
         // Read: hook_func.c.
-        eprintln!("qmgr obj={} svr=default: hook not found", parts[2]);
+        eprintln!("qmgr obj={object} svr=default: hook not found");
     } else if done.is_none() {
-        eprintln!(
-            "qmgr obj={} svr=default: Unknown or invalid: {line}",
-            parts.get(2).unwrap_or(&"")
-        );
+        eprintln!("qmgr obj={object} svr=default: Unknown or invalid: {line}");
     }
     u8::from(done.is_none())
 }
@@ -419,9 +380,8 @@ fn send_to_mom(name: &str) {
         }
         let _ = match text(&format!("hooks/{name}.{kind}")) {
             Some(text) if kind == "HK" => {
-                let lines = text
-                    .lines()
-                    .map(|line| line.trim().replacen(" = ", "=", 1) + "\n");
+                let lines = text.lines().map(str::trim);
+                let lines = lines.map(|line| line.replacen(" = ", "=", 1) + "\n");
                 fs::write(copy, lines.collect::<String>())
             }
             Some(text) => fs::write(copy, text),
@@ -433,15 +393,15 @@ fn send_to_mom(name: &str) {
 fn set_hook(name: &str, key: &str, value: &str) -> Option<()> {
     let file = format!("hooks/{name}.HK");
     let old = text(&file)?;
-    let kept = old
+    let is_other = |line: &&str| line.split('=').next().map(str::trim) != Some(key);
+    let kept: String = old
         .lines()
-        .filter(|line| line.split('=').next().map(str::trim) != Some(key));
-    let mut lines: Vec<String> = kept.map(str::to_owned).collect();
-    let value = if key == "enabled" {
-        value.to_lowercase()
-    } else {
-        value.trim_matches('"').to_owned()
+        .filter(is_other)
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let value = match key {
+        "enabled" => value.to_lowercase(),
+        _ => value.trim_matches('"').to_owned(),
     };
-    lines.push(format!("    {key} = {value}"));
-    keep(&file, &lines.join("\n"))
+    keep(&file, &format!("{kept}    {key} = {value}"))
 }

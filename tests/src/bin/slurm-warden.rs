@@ -132,18 +132,14 @@ impl Warden {
         self.kill_descendants(&mut forced);
         for directory in std::mem::take(&mut self.directories).into_iter().rev() {
             if let Err(error) = remove(&directory) {
-                forced.push(format!(
-                    "cannot remove '{}': {error:#}",
-                    directory.display()
-                ));
+                let directory = directory.display();
+                forced.push(format!("cannot remove '{directory}': {error:#}"));
             }
         }
         for cgroup in self.cgroups.iter().filter(|cgroup| cgroup.exists()) {
             if let Err(error) = remove_cgroup(cgroup) {
-                forced.push(format!(
-                    "cannot remove cgroup '{}': {error}",
-                    cgroup.display()
-                ));
+                let cgroup = cgroup.display();
+                forced.push(format!("cannot remove cgroup '{cgroup}': {error}"));
             }
         }
         forced
@@ -184,21 +180,15 @@ fn is_the_same((pid, start): &(u32, u64)) -> bool {
 
 fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<u32> {
     let program = argv.first().context("empty command")?;
-    let output = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(log)
-        .with_context(|| format!("cannot open '{}'", log.display()))?;
+    let output = OpenOptions::new().create(true).append(true).open(log);
+    let output = output.with_context(|| format!("cannot open '{}'", log.display()))?;
     let mut command = Command::new(program);
+    command.args(&argv[1..]).env_clear().envs(env);
     command
-        .args(&argv[1..])
-        .env_clear()
-        .envs(env)
         .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(output.try_clone()?)
-        .stderr(output)
-        .process_group(0);
+        .process_group(0)
+        .stdin(Stdio::null());
+    command.stdout(output.try_clone()?).stderr(output);
     start_fresh(&mut command);
     let child = command.spawn();
     let child = child.with_context(|| format!("cannot start '{program}'"))?;
@@ -207,12 +197,9 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
 
 fn remove(directory: &Path) -> Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<&str> = mounts
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .filter(|point| Path::new(point).starts_with(directory))
-        .collect();
-    points.sort_unstable();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let points = points.filter(|point| Path::new(point).starts_with(directory));
+    let points: BTreeSet<&str> = points.collect();
     for point in points.into_iter().rev() {
         nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
             .with_context(|| format!("cannot unmount '{point}'"))?;

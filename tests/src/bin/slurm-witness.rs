@@ -41,12 +41,9 @@ fn file_name(gpu: &Gpu) -> Option<String> {
 
 fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
     let node = node()?;
-    let environment: BTreeMap<String, String> = std::env::vars_os()
-        .map(|(name, value)| {
-            let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-            (text(name), text(value))
-        })
-        .collect();
+    let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+    let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    let environment = environment.collect();
     let client = Command::new(node.dir.join("cuda-client-double"))
         .args(["--node".as_ref(), node.dir.as_os_str()])
         .args(["--hold", hold])
@@ -58,27 +55,20 @@ fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
     let (cuda, daemon_uid) = finish(client)?;
     let gpus = || node.is.gpu.iter();
     let used = gpus().filter(|gpu| cuda.uuids.contains(&gpu.uuid));
+    let may_open = gpus().filter(|gpu| visible::may_open(gpu));
     let witness = Witness {
         label: label.to_owned(),
         node: node.is.name.clone(),
         devices: used.filter_map(file_name).collect(),
-        may_open: gpus()
-            .filter(|gpu| visible::may_open(gpu))
-            .filter_map(file_name)
-            .collect(),
+        may_open: may_open.filter_map(file_name).collect(),
         environment,
         limits: limits()?,
         cuda,
         daemon_uid,
     };
-    let own = |name: &str| witness.variable(name).unwrap_or("x").to_owned();
-    let file = format!(
-        "{label}.{}.{}.{}.{}",
-        own("SLURM_JOB_ID"),
-        own("SLURM_STEP_ID"),
-        own("SLURM_PROCID"),
-        std::process::id()
-    );
+    let own = |name: &str| witness.variable(name).unwrap_or("x");
+    let [job, step, task] = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"].map(own);
+    let file = format!("{label}.{job}.{step}.{task}.{}", std::process::id());
     put(dir, &file, &serde_json::to_string(&witness)?)
 }
 
@@ -88,12 +78,12 @@ fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
     let output = client.stdout.take().context("a client without output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    let record: Record =
-        serde_json::from_str(&line).with_context(|| format!("no record: '{line}'"))?;
-    let uid = record
+    let record = serde_json::from_str::<Record>(&line);
+    let record = record.with_context(|| format!("no record: '{line}'"))?;
+    let daemon = record
         .daemon_pid
-        .and_then(|pid| process(pid.cast_unsigned()))
-        .map(|daemon| daemon.uid);
+        .and_then(|pid| process(pid.cast_unsigned()));
+    let uid = daemon.map(|daemon| daemon.uid);
     client.wait()?;
     Ok((record, uid))
 }
@@ -101,16 +91,13 @@ fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
 fn limits() -> Result<BTreeMap<String, String>> {
     let text = std::fs::read_to_string("/proc/self/limits")?;
     // The name takes the first 26 columns.
-    let lines = text
-        .lines()
-        .skip(1)
-        .filter_map(|line| line.split_at_checked(26));
-    Ok(lines
-        .map(|(name, values)| {
-            let values: Vec<&str> = values.split_whitespace().take(2).collect();
-            (name.trim().to_owned(), values.join(" "))
-        })
-        .collect())
+    let lines = text.lines().skip(1);
+    let lines = lines.filter_map(|line| line.split_at_checked(26));
+    let limits = lines.map(|(name, values)| {
+        let values: Vec<&str> = values.split_whitespace().take(2).collect();
+        (name.trim().to_owned(), values.join(" "))
+    });
+    Ok(limits.collect())
 }
 
 /// By a rename, so that a reader sees all of it or nothing.

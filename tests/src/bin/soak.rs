@@ -18,15 +18,7 @@ const GPUS: u32 = 16;
 const TRIES: u32 = 5;
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 /// What is counted; 'lost' are jobs that left something after all tries.
-const NAMES: [&str; 7] = [
-    "ready",
-    "clients",
-    "killed",
-    "struck",
-    "repeated",
-    "lost",
-    "different",
-];
+const NAMES: &str = "ready clients killed struck repeated lost different";
 
 #[derive(Default)]
 struct Tally(Mutex<BTreeMap<&'static str, u64>>);
@@ -75,7 +67,7 @@ fn main() -> ExitCode {
         return ExitCode::from(64);
     };
     let (began, tally) = (Instant::now(), Tally::default());
-    for name in NAMES {
+    for name in NAMES.split(' ') {
         tally.add(name, 0);
     }
     for (name, count) in [("cycles", cycles), ("at_once", at_once), ("seed", seed)] {
@@ -122,9 +114,8 @@ fn run(tally: &Tally, cycles: u32, at_once: usize, seed: u64) {
         different.push(format!("/dev/shm: {shm_now:?}, was {shm:?}"));
     }
     if descriptors_now > descriptors {
-        different.push(format!(
-            "descriptors: {descriptors_now}, were {descriptors}"
-        ));
+        let change = format!("descriptors: {descriptors_now}, were {descriptors}");
+        different.push(change);
     }
     for line in different {
         println!("different: {line}");
@@ -143,15 +134,9 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     let mut dice = Dice::new(seed, number);
     let job = format!("{number}.srv");
     // The last GPU is the long-lived job's.
-    let (a, b) = (
-        dice.roll(u64::from(GPUS) - 1),
-        dice.roll(u64::from(GPUS) - 1),
-    );
-    let gpus = if a == b {
-        a.to_string()
-    } else {
-        format!("{},{}", a.min(b), a.max(b))
-    };
+    let gpus = BTreeSet::from([(); 2].map(|()| dice.roll(u64::from(GPUS) - 1)));
+    let gpus: Vec<String> = gpus.iter().map(u64::to_string).collect();
+    let gpus = gpus.join(",");
     let mut prologue = place.start_torque(&job, ACCOUNT, &gpus);
     if dice.roll(4) == 0 {
         std::thread::sleep(Duration::from_millis(dice.roll(120)));

@@ -56,10 +56,8 @@ fn jobs(rounds: usize) -> Result<Value> {
 /// whose prologue was killed at its start.
 fn directories(rounds: usize) -> Result<Value> {
     let place = NodeBed::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
-    ensure!(
-        place.torque_on_gpu_0("600.srv", "MPS=true").code == Some(0),
-        "its begin"
-    );
+    let begun = place.torque_on_gpu_0("600.srv", "MPS=true");
+    ensure!(begun.code == Some(0), "its begin");
     let mut rows = Vec::new();
     let mut made = 0;
     for count in DIRECTORIES {
@@ -72,15 +70,11 @@ fn directories(rounds: usize) -> Result<Value> {
             ensure!(ran.code.is_some_and(|code| code <= 1), "{words:?}: {ran:?}");
             Ok(milliseconds(ran.took))
         })?;
-        let medians = LOOKS
-            .iter()
-            .zip(&times)
-            .map(|(words, times)| (words[0], median(times)));
-        let mut row: serde_json::Map<String, Value> = medians
-            .map(|(name, ms)| (format!("{name}_ms"), ms.into()))
-            .collect();
-        row.insert("directories".into(), count.into());
-        rows.push(Value::Object(row));
+        let mut row = json!({"directories": count});
+        for (words, times) in LOOKS.iter().zip(&times) {
+            row[format!("{}_ms", words[0])] = median(times).into();
+        }
+        rows.push(row);
     }
     for number in 0..made {
         std::fs::remove_dir(place.job(&format!("{}.srv", 10_000 + number)))?;
@@ -156,11 +150,8 @@ fn nodes(rounds: usize) -> Result<Value> {
 fn busy() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
-    let numbers: Vec<f64> = line
-        .split_whitespace()
-        .skip(1)
-        .flat_map(str::parse)
-        .collect();
+    let words = line.split_whitespace().skip(1);
+    let numbers: Vec<f64> = words.flat_map(str::parse).collect();
     // Without idle and waiting for disks.
     let work = [0, 1, 2, 5, 6, 7].iter().filter_map(|n| numbers.get(*n));
     Ok(work.sum::<f64>() * 10.0)

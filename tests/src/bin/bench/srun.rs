@@ -21,11 +21,8 @@ pub fn run(pairs: usize) -> Result<Value> {
     let (mut settings, mut slurm) = (Vec::new(), String::new());
     for (flags, against) in [("Alloc,Contain", NOTHING), ("", NOTHING), ("", EMPTY)] {
         let [with, without] = measure(flags, against, pairs, &mut slurm)?;
-        let differences = with
-            .iter()
-            .zip(&without)
-            .map(|(with, without)| with - without);
-        let differences: Vec<f64> = differences.collect();
+        let both = with.iter().zip(&without);
+        let differences: Vec<f64> = both.map(|(with, without)| with - without).collect();
         let (difference, ratio) = (median(&differences), median(&with) / median(&without));
         let name = if flags.is_empty() { "none" } else { flags };
         println!(
@@ -68,10 +65,7 @@ fn measure(flags: &str, against: &str, pairs: usize, slurm: &mut String) -> Resu
             stamp::write(&empty, stamp::installed()?)?;
             bed.options_mut().plain_stack_lines = vec![format!("optional {}", empty.display())];
         }
-        let (run, dir) = (
-            bed.run_dir().display().to_string(),
-            bed.dir().display().to_string(),
-        );
+        let (run, dir) = (bed.run_dir().display(), bed.dir().display());
         let config = format!("run_dir = \"{run}/%n\"\nstate_dir = \"{dir}/mpsd/%n\"\n");
         Product::install(&mut bed, &config)?;
         bed.start()?;

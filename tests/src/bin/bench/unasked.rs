@@ -11,25 +11,10 @@ use serde_json::{Map, Value, json};
 use tests::run::{USER, as_user, chmod};
 use tests::samples::{in_turn, median, quantile, rounded};
 
-const TORQUE: [(&str, &str); 3] = [
-    (
-        "prologue",
-        include_str!("../../../../etc/pbs/torque/prologue"),
-    ),
-    (
-        "epilogue",
-        include_str!("../../../../etc/pbs/torque/epilogue"),
-    ),
-    (
-        "job-starter",
-        include_str!("../../../../etc/pbs/torque/job-starter"),
-    ),
-];
-const PROGRAMS: [&str; 3] = [
-    "/usr/bin/mpsctl",
-    "/usr/bin/mps-prologue",
-    "/usr/bin/mps-epilogue",
-];
+const PROLOGUE: &str = include_str!("../../../../etc/pbs/torque/prologue");
+const EPILOGUE: &str = include_str!("../../../../etc/pbs/torque/epilogue");
+const STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
+const PROGRAMS: [&str; 3] = ["mpsctl", "mps-prologue", "mps-epilogue"];
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 const EMPTY_HOOK: &str = "import pbs\npbs.event().accept()\n";
 /// Module 'pbs' as the hook of a job that did not ask sees it, for one event. Every hook needs
@@ -62,13 +47,15 @@ pub fn run(rounds: usize) -> Result<Value> {
     // No job has a directory here. Each of our programs would fail if it were started.
     let run = dir.path().join("run").display().to_string();
     let here = |text: &str| {
-        let text = text.replace("/run/mpsd", &run);
-        PROGRAMS
-            .iter()
-            .fold(text, |text, program| text.replace(program, "/bin/false"))
+        let mut text = text.replace("/run/mpsd", &run);
+        for program in PROGRAMS {
+            text = text.replace(&format!("/usr/bin/{program}"), "/bin/false");
+        }
+        text
     };
     let mut all = Map::new();
-    for (name, text) in TORQUE {
+    let names = ["prologue", "epilogue", "job-starter"];
+    for (name, text) in names.into_iter().zip([PROLOGUE, EPILOGUE, STARTER]) {
         let empty = match name {
             "job-starter" => file("empty", "#!/bin/sh\nexec \"$@\"\n")?,
             _ => file("empty", "#!/bin/sh\nexit 0\n")?,
@@ -112,11 +99,9 @@ pub fn run(rounds: usize) -> Result<Value> {
 fn spent(command: &mut Command) -> Result<f64> {
     let so_far = || -> Result<f64> {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
-        let times = [usage.user_time(), usage.system_time()];
-        Ok(times
-            .iter()
-            .map(|time| time.tv_sec() as f64 * 1e3 + time.tv_usec() as f64 / 1e3)
-            .sum())
+        let times = [usage.user_time(), usage.system_time()].into_iter();
+        let times = times.map(|time| time.tv_sec() as f64 * 1e3 + time.tv_usec() as f64 / 1e3);
+        Ok(times.sum())
     };
     let before = so_far()?;
     command
@@ -130,11 +115,8 @@ fn spent(command: &mut Command) -> Result<f64> {
 
 /// What ours takes beyond nothing: the median of the rounds' differences.
 fn against(times: &[Vec<f64>]) -> Value {
-    let more: Vec<f64> = times[1]
-        .iter()
-        .zip(&times[0])
-        .map(|(ours, nothing)| ours - nothing)
-        .collect();
+    let both = times[1].iter().zip(&times[0]);
+    let more: Vec<f64> = both.map(|(ours, nothing)| ours - nothing).collect();
     let quartiles = [0.25, 0.75].map(|part| rounded(quantile(&more, part)));
     json!({
         "nothing": rounded(median(&times[0])), "ours": rounded(median(&times[1])),

@@ -44,11 +44,9 @@ pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, 
             Ok(connection) => connection,
             Err(e) if e.kind() == ErrorKind::WouldBlock => return Err(CudaError::of(805)),
             Err(_) => {
-                return Bare::open(node, gpu).map(|(bare, gpus)| Running {
-                    gpus,
-                    mps: None,
-                    bare: Some(bare),
-                });
+                let (bare, gpus) = Bare::open(node, gpu)?;
+                let (mps, bare) = (None, Some(bare));
+                return Ok(Running { gpus, mps, bare });
             }
         };
         let _ = wire::send(&version, b"VERSION");
@@ -66,10 +64,9 @@ pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, 
         match wire::recv_fd(&connection) {
             Some((packet, Some(server))) => {
                 let running = ask(&packet, server, gpu, paired)?;
-                return if all_open(node, &running.gpus) {
-                    Ok(running)
-                } else {
-                    Err(CudaError::of(100))
+                return match all_open(node, &running.gpus) {
+                    true => Ok(running),
+                    false => Err(CudaError::of(100)),
                 };
             }
             Some((packet, None)) if packet == b"RETRY" => {}
@@ -81,10 +78,8 @@ pub fn attach(node: &Node, gpu: Option<usize>, paired: bool) -> Result<Running, 
 
 fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
-    node.cuda()
-        .iter()
-        .filter(|gpu| got(&gpu.uuid))
-        .all(may_open)
+    let all = node.cuda();
+    all.iter().all(|gpu| !got(&gpu.uuid) || may_open(gpu))
 }
 
 fn ask(
@@ -93,11 +88,9 @@ fn ask(
     gpu: Option<usize>,
     paired: bool,
 ) -> Result<Running, CudaError> {
-    let names = String::from_utf8_lossy(names).into_owned();
-    let mut pids = names
-        .split_whitespace()
-        .skip(1)
-        .map(|w| w.parse().unwrap_or(0));
+    let names = String::from_utf8_lossy(names);
+    let words = names.split_whitespace().skip(1);
+    let mut pids = words.map(|word| word.parse().unwrap_or(0));
     let (server, daemon) = (pids.next().unwrap_or(0), pids.next().unwrap_or(0));
     let command = std::env::args().next().unwrap_or_default();
     let asked = Attach {
@@ -115,11 +108,10 @@ fn ask(
         connection,
     };
     match mps.call(&serde_json::to_vec(&asked).unwrap_or_default()) {
-        Reply::Granted(gpus) => Ok(Running {
-            gpus,
-            mps: Some(mps),
-            bare: None,
-        }),
+        Reply::Granted(gpus) => {
+            let (mps, bare) = (Some(mps), None);
+            Ok(Running { gpus, mps, bare })
+        }
         Reply::Failed(error) => Err(error),
         Reply::Done => Err(CudaError::of(806)),
     }
@@ -128,9 +120,9 @@ fn ask(
 impl Mps {
     fn call(&self, packet: &[u8]) -> Reply {
         let _ = wire::send(&self.connection, packet);
-        wire::recv(&self.connection)
-            .and_then(|answer| serde_json::from_slice(&answer).ok())
-            .unwrap_or_else(|| Reply::Failed(CudaError::of(806)))
+        let reply = wire::recv(&self.connection);
+        let reply = reply.and_then(|answer| serde_json::from_slice(&answer).ok());
+        reply.unwrap_or_else(|| Reply::Failed(CudaError::of(806)))
     }
 }
 
@@ -148,9 +140,7 @@ impl Running {
         }
         gpu.free -= bytes;
         gpu.taken += bytes;
-        if let Some(bare) = &self.bare {
-            bare.register(gpu);
-        }
+        self.bare.iter().for_each(|bare| bare.register(gpu));
         Ok(())
     }
 
@@ -160,28 +150,15 @@ impl Running {
         } else if let Some(gpu) = self.gpus.iter_mut().find(|g| g.taken > 0) {
             gpu.free += bytes;
             gpu.taken -= bytes;
-            if let Some(bare) = &self.bare {
-                bare.register(gpu);
-            }
+            self.bare.iter().for_each(|bare| bare.register(gpu));
         }
     }
 
-    pub fn fault(&self) {
-        if let Some(mps) = &self.mps {
-            let _ = mps.call(b"FAULT");
-        }
-    }
-
-    /// Ends its contexts itself, as every program does that no signal ends.
-    pub fn end(&self) {
-        if let Some(mps) = &self.mps {
-            let _ = mps.call(b"END");
-        }
-    }
-
-    pub fn launch(&self) -> Result<(), CudaError> {
+    /// `FAULT`; `LAUNCH`; or `END`, its own end of its contexts, as of every program that no signal
+    /// ends.
+    pub fn tell(&self, what: &str) -> Result<(), CudaError> {
         match &self.mps {
-            Some(mps) => done(mps.call(b"LAUNCH")),
+            Some(mps) => done(mps.call(what.as_bytes())),
             None => Ok(()),
         }
     }

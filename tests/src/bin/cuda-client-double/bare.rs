@@ -22,22 +22,17 @@ impl Bare {
         if seen.is_empty() {
             return Err(CudaError::of(100));
         }
-        let mut bare = Bare {
-            node: node.clone(),
-            uuids: Vec::new(),
-        };
+        let (node, uuids) = (node.clone(), Vec::new());
+        let mut bare = Bare { node, uuids };
         let mut granted = Vec::new();
         for (position, gpu) in seen.iter().enumerate() {
             let context = visible::context_bytes(gpu.sms);
-            let taken = if only.is_none_or(|used| used == position) {
-                context
-            } else {
-                0
-            };
+            let is_used = only.is_none_or(|used| used == position);
+            let taken = if is_used { context } else { 0 };
             if taken > 0 {
                 bare.claim(gpu)?;
             }
-            let others: u64 = node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
+            let others: u64 = bare.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
             let free = (gpu.cuda_memory_mib * MIB).saturating_sub(others + context);
             let new = Granted {
                 uuid: gpu.uuid.clone(),

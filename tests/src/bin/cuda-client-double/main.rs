@@ -70,31 +70,23 @@ fn run(node: &Node, options: &Options) -> ExitCode {
     std::thread::sleep(Duration::from_millis(node.is.times.client));
     // The probe's own spelling: '--alloc=CAP' is one word.
     let finds = std::env::args().any(|word| word.starts_with("--alloc="));
-    let allocatable = options
-        .alloc
-        .filter(|_| finds)
-        .map(|cap| find(&mut running, cap));
+    let cap = options.alloc.filter(|_| finds);
+    let allocatable = cap.map(|cap| find(&mut running, cap));
     if let Some(mib) = options.alloc.filter(|_| !finds)
         && let Err(error) = running.allocate(mib * MIB)
     {
         return failed(&error);
     }
-    record::write(
-        options.record.as_deref(),
-        node,
-        &running,
-        allocatable,
-        begin.elapsed(),
-    );
+    let (file, took) = (options.record.as_deref(), begin.elapsed());
+    record::write(file, node, &running, allocatable, took);
     if options.fault {
-        running.fault();
+        let _ = running.tell("FAULT");
     }
     let until = Instant::now() + options.hold;
     // A program that computes nothing notices only at its end that its server is gone.
-    let step = if options.busy {
-        Duration::from_millis(5)
-    } else {
-        options.hold
+    let step = match options.busy {
+        true => Duration::from_millis(5),
+        false => options.hold,
     };
     // An error stays with its context; the first one is the program's.
     let mut held = Ok(());
@@ -102,14 +94,14 @@ fn run(node: &Node, options: &Options) -> ExitCode {
         let left = until.saturating_duration_since(Instant::now());
         running.sleep(step.min(left), options.busy);
         if options.busy {
-            held = running.launch();
+            held = running.tell("LAUNCH");
         }
         if left.is_zero() {
             break;
         }
     }
-    let ended = held.and_then(|()| running.launch());
-    running.end();
+    let ended = held.and_then(|()| running.tell("LAUNCH"));
+    let _ = running.tell("END");
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),

@@ -37,9 +37,11 @@ fn obey(running: &mut Running, order: Order) -> Result<Value> {
             json!(kill(Pid::from_raw(pid), signal).with_context(|| format!("process {pid}"))?)
         }
         Order::KillMom => {
-            let cgroup = running.cgroup().context("no cgroup for the mom")?;
-            let cgroup = cgroup.to_owned();
-            json!(kill_cgroup(&cgroup, running)?)
+            let cgroup = running.cgroup().map(str::to_owned);
+            json!(kill_cgroup(
+                &cgroup.context("no cgroup for the mom")?,
+                running
+            )?)
         }
         Order::Held { pid } => json!(running.is_held(pid)?),
         Order::Read { path } => {
@@ -94,8 +96,8 @@ fn snapshot() -> Snapshot {
     let mut all = Snapshot::default();
     for top in [LAYER, "/run", "/tmp", "/dev/shm"] {
         walk(Path::new(top), &mut |path, about| {
-            all.files
-                .push(format!("{} {:o}", path.display(), about.mode()));
+            let line = format!("{} {:o}", path.display(), about.mode());
+            all.files.push(line);
             !path.starts_with("/srv") && !path.starts_with("/var/srv")
         });
     }

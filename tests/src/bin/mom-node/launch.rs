@@ -56,24 +56,14 @@ fn execute(run: &Run) -> Result<()> {
     let argv = run.argv.clone();
     let program = run.program.as_ref().unwrap_or(&argv[0]).clone();
     let texts = |words: Vec<String>| {
-        words
-            .into_iter()
-            .map(CString::new)
-            .collect::<Result<Vec<_>, _>>()
+        let texts = words.into_iter().map(CString::new);
+        texts.collect::<Result<Vec<_>, _>>()
     };
-    let env = run
-        .env
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"));
-    let env = env.collect();
-    let never = execve(
-        &CString::new(program.as_str())?,
-        &texts(argv)?,
-        &texts(env)?,
-    );
-    never
-        .map(|never| match never {})
-        .with_context(|| format!("'{program}'"))
+    let env = run.env.iter();
+    let env = texts(env.map(|(name, value)| format!("{name}={value}")).collect())?;
+    let never = execve(&CString::new(program.as_str())?, &texts(argv)?, &env);
+    let never = never.map(|never| match never {});
+    never.with_context(|| format!("'{program}'"))
 }
 
 /// What the test itself inherited must not look like the mom's.
@@ -133,11 +123,10 @@ fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
 /// user's file in the spool, which is open to all.
 fn job_output(path: &str) -> std::io::Result<File> {
     match OpenOptions::new().append(true).open(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => OpenOptions::new()
-            .append(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            let mut new = OpenOptions::new();
+            new.append(true).create_new(true).mode(0o600).open(path)
+        }
         opened => opened,
     }
 }

@@ -43,11 +43,12 @@ fn mounted(
 
 pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     let empty = MsFlags::empty();
+    let whole = MsFlags::MS_REC;
     mounted(
         "none",
         Path::new("/"),
         NONE,
-        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        whole | MsFlags::MS_PRIVATE,
         NONE,
     )?;
     let top = Path::new(dir);
@@ -60,13 +61,7 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
     mounted("node", &root, Some("overlay"), empty, Some(&options))?;
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
     for path in ["/dev", "/sys"] {
-        mounted(
-            path,
-            &inside(path),
-            NONE,
-            MsFlags::MS_BIND | MsFlags::MS_REC,
-            NONE,
-        )?;
+        mounted(path, &inside(path), NONE, whole | MsFlags::MS_BIND, NONE)?;
     }
     mounted("proc", &inside("/proc"), Some("proc"), empty, NONE)?;
     for top in cgroups.split(',').filter(|top| !top.is_empty()) {
@@ -89,25 +84,15 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
         fs::create_dir_all(inside(place)).with_context(|| format!("'{place}'"))?;
     }
     let exe = fs::read_link("/proc/self/exe")?;
-    let (layer, server) = (
-        top.join("layer"),
-        top.parent().unwrap_or(top).join("server"),
-    );
-    let mut binds = vec![
-        (&*layer, LAYER),
-        (exe.parent().unwrap_or(Path::new("/")), "/srv/build"),
-    ];
+    let build = exe.parent().unwrap_or(Path::new("/")).to_owned();
+    let server = top.parent().unwrap_or(top).join("server");
+    let mut binds = vec![(top.join("layer"), LAYER), (build, "/srv/build")];
     if server.is_dir() {
-        binds.push((&server, "/var/srv/pbs"));
+        binds.push((server, "/var/srv/pbs"));
     }
     for (from, to) in binds {
-        mounted(
-            &from.display().to_string(),
-            &inside(to),
-            NONE,
-            MsFlags::MS_BIND,
-            NONE,
-        )?;
+        let from = from.display().to_string();
+        mounted(&from, &inside(to), NONE, MsFlags::MS_BIND, NONE)?;
     }
     sethostname(name).context("host name")?;
     chroot(&root).context("root")?;
@@ -126,21 +111,18 @@ pub struct Hierarchy {
 impl Hierarchy {
     pub fn enter_all() -> Vec<Hierarchy> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        TOPS.into_iter()
-            .filter_map(|top| Hierarchy::enter(top, &own))
-            .collect()
+        let entered = TOPS
+            .into_iter()
+            .filter_map(|top| Hierarchy::enter(top, &own));
+        entered.collect()
     }
 
     fn enter(top: &'static str, own: &str) -> Option<Hierarchy> {
-        let key = if top.ends_with("systemd") {
-            "name=systemd"
-        } else {
-            ""
+        let key = match top.ends_with("systemd") {
+            true => ":name=systemd:",
+            false => "::",
         };
-        let mut lines = own
-            .lines()
-            .filter_map(|line| line.split_once(':')?.1.split_once(':'));
-        let (_, path) = lines.find(|(of, _)| *of == key)?;
+        let path = own.lines().find_map(|line| line.split_once(key))?.1;
         if !Path::new(top).join("cgroup.procs").exists() {
             return None;
         }

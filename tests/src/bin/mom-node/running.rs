@@ -73,11 +73,8 @@ impl Running {
         }
         let order = serde_json::to_string(&launch)?;
         let mut command = Command::new("/proc/self/exe");
-        command
-            .args(["exec", &order])
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
+        command.args(["exec", &order]).env_clear();
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().context("cannot start a process")?;
         let pid = child.id().cast_signed();
         let held = Held {
@@ -208,11 +205,7 @@ fn session(pid: i32) -> Vec<i32> {
     let of = |number: &i32| {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
         let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        fields
-            .split(' ')
-            .nth(3)
-            .and_then(|sid| sid.parse::<i32>().ok())
-            == Some(pid)
+        fields.split(' ').nth(3) == Some(&pid.to_string())
     };
     processes().into_iter().filter(of).collect()
 }

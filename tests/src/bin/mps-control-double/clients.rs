@@ -22,26 +22,21 @@ impl Daemon {
             return;
         }
         let client = format!("NEW CLIENT {pid} from user {uid}");
-        if self
-            .server
-            .as_ref()
-            .is_some_and(|s| s.uid == uid && s.active)
-        {
-            self.log
-                .control(&format!("{client}: Server already exists"));
+        let server = self.server.as_ref();
+        if server.is_some_and(|s| s.uid == uid && s.active) {
+            self.log.control(client + ": Server already exists");
             self.pass_on(&connection, pid);
             return;
         }
-        self.log.control(&format!(
-            "{client}: Server is not ready, push client to pending list"
-        ));
-        let attempts = 0;
+        let of = server.map(|s| s.uid);
+        self.log
+            .control(client + ": Server is not ready, push client to pending list");
         self.pending.push(Pending {
             connection,
             uid,
-            attempts,
+            attempts: 0,
         });
-        match self.server.as_ref().map(|s| s.uid) {
+        match of {
             None => self.serve_pending(None),
             Some(other) if other != uid => self.try_shutdown_if_wanted(),
             Some(_) => {}
@@ -52,8 +47,7 @@ impl Daemon {
         let Some(server) = self.server.as_ref() else {
             return;
         };
-        let (Some(to_server), Ok((ours, theirs))) = (server.connection.as_ref(), wire::pair())
-        else {
+        let (Some(to_server), Ok((ours, theirs))) = (&server.connection, wire::pair()) else {
             return;
         };
         if wire::send_fd(to_server, format!("NEW {pid}").as_bytes(), &ours).is_ok() {

@@ -15,22 +15,21 @@ fn insufficient(uid: u32) -> String {
 
 impl Daemon {
     pub fn command(&mut self, session: u64, uid: u32, line: &str) -> Vec<u8> {
-        self.log.control(&format!("Cmd:{line}"));
+        self.log.control(format!("Cmd:{line}"));
         let words: Vec<&str> = line.split_whitespace().collect();
         let name = words.first().copied().unwrap_or("");
         self.hang_if_told(name);
-        if name == "quit" && self.may_quit(uid) {
+        if name == "quit" && Self::owner(uid) && !self.node.is.faults.refuse_quit {
             let option = words.iter().position(|w| *w == "-t");
             let patience = option.and_then(|at| words.get(at + 1)?.parse().ok());
-            self.begin_quit(
-                session,
-                patience.filter(|s: &u64| *s > 0).map(Duration::from_secs),
-            );
+            let patience = patience.filter(|seconds: &u64| *seconds > 0);
+            self.begin_quit(session, patience.map(Duration::from_secs));
             return b"W".to_vec();
         }
-        let mut answer = match self.stranger(uid, name) {
-            Some(refusal) => refusal,
-            None => self.answer(uid, name, &words[1.min(words.len())..]),
+        let modifies = name.starts_with("set_") || name == "terminate_client";
+        let mut answer = match modifies && !Self::owner(uid) {
+            true => insufficient(uid),
+            false => self.answer(uid, name, &words[1.min(words.len())..]),
         };
         if let Some(other) = self.node.is.faults.answer.get(name) {
             answer = format!("{other}\n");
@@ -48,15 +47,6 @@ impl Daemon {
         uid == 0 || uid == Uid::effective().as_raw()
     }
 
-    fn may_quit(&self, uid: u32) -> bool {
-        Self::owner(uid) && !self.node.is.faults.refuse_quit
-    }
-
-    fn stranger(&self, uid: u32, name: &str) -> Option<String> {
-        let modifies = name.starts_with("set_") || name == "terminate_client";
-        (modifies && !Self::owner(uid)).then(|| insufficient(uid))
-    }
-
     fn answer(&mut self, uid: u32, name: &str, words: &[&str]) -> String {
         let word = |at: usize| words.get(at).copied().unwrap_or("");
         match name {
@@ -72,42 +62,38 @@ impl Daemon {
             "terminate_client" => self.terminate(word(0), word(1)),
             "set_default_active_thread_percentage" => {
                 if !self.settings.set_threads(word(0)) {
-                    self.log
-                        .control("Invalid percentage, expected between (0.0, 100.0]");
+                    let text = "Invalid percentage, expected between (0.0, 100.0]";
+                    self.log.control(text);
                 }
                 format!("{}\n", self.settings.threads_text())
             }
             "get_default_active_thread_percentage" => format!("{}\n", self.settings.threads_text()),
             "set_default_device_pinned_mem_limit" => {
-                self.log
-                    .control(&format!("{name} {} {}.", word(0), word(1)));
-                if !word(1).is_empty() {
-                    self.settings.set_memory(word(0), word(1));
+                let (device, value) = (word(0), word(1));
+                self.log.control(format!("{name} {device} {value}."));
+                if !value.is_empty() {
+                    self.settings.set_memory(device, value);
                 }
                 String::new()
             }
             "get_default_device_pinned_mem_limit" => match self.settings.memory_text(word(0)) {
                 Some(value) => format!("{value}\n"),
                 None => {
-                    self.log
-                        .control("No default pinned memory limit set for the device!");
+                    let text = "No default pinned memory limit set for the device!";
+                    self.log.control(text);
                     String::new()
                 }
             },
-            "set_default_client_priority" => self.set_priority(word(0)),
+            // Like C's atoi: a word that is no number is 0.
+            "set_default_client_priority" => match word(0).parse::<i64>().unwrap_or(0) {
+                new @ 0..=1 => {
+                    self.settings.priority = new as u32;
+                    String::new()
+                }
+                _ => "Invalid priority value - must be 0 or 1!\n".into(),
+            },
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
             _ => format!("Unknown command \"{name}\"\n"),
-        }
-    }
-
-    fn set_priority(&mut self, text: &str) -> String {
-        // Like C's atoi: a word that is no number is 0.
-        match text.parse::<i64>().unwrap_or(0) {
-            new @ 0..=1 => {
-                self.settings.priority = new as u32;
-                String::new()
-            }
-            _ => "Invalid priority value - must be 0 or 1!\n".into(),
         }
     }
 
@@ -157,15 +143,13 @@ impl Daemon {
     }
 
     fn terminate(&mut self, server: &str, client: &str) -> String {
-        match self.names_server(server) {
-            Err(pid) => format!("Server {pid} not found\nServer {pid} not found!\n1\n"),
-            Ok(_) => {
-                let pid: u32 = client.parse().unwrap_or(0);
-                match self.ask(&format!("TERMINATE {pid}")).as_deref() {
-                    Some("0") => "0\n".into(),
-                    _ => format!("Invalid process {pid}!\n1\n"),
-                }
-            }
+        if let Err(pid) = self.names_server(server) {
+            return format!("Server {pid} not found\nServer {pid} not found!\n1\n");
+        }
+        let pid: u32 = client.parse().unwrap_or(0);
+        match self.ask(&format!("TERMINATE {pid}")).as_deref() {
+            Some("0") => "0\n".into(),
+            _ => format!("Invalid process {pid}!\n1\n"),
         }
     }
 }

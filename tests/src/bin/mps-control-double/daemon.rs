@@ -83,7 +83,7 @@ impl Daemon {
             }
         }
         let status = self.ended.unwrap_or(1);
-        self.log.control(&format!("Exit with status {status}"));
+        self.log.control(format!("Exit with status {status}"));
         let asked = self.quit.as_ref().map(|q| q.session);
         for session in self.sessions.iter().filter(|s| Some(s.id) == asked) {
             let _ = wire::send(&session.connection, format!("Q{status}").as_bytes());
@@ -92,17 +92,14 @@ impl Daemon {
     }
 
     fn wait(&self, children: &SignalFd) -> Vec<bool> {
-        let own = [
-            children.as_fd(),
-            self.files.control.as_fd(),
-            self.files.privileged.as_fd(),
-        ];
+        let sockets = [&self.files.control, &self.files.privileged].map(AsFd::as_fd);
+        let own = std::iter::once(children.as_fd()).chain(sockets);
         let sessions = self.sessions.iter().map(|s| s.connection.as_fd());
         let timeout = self.next_timer().map_or(PollTimeout::NONE, |at| {
             let left = at.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
             PollTimeout::try_from(left.min(60_000) as i32).unwrap_or(PollTimeout::ZERO)
         });
-        readable(own.into_iter().chain(sessions), timeout)
+        readable(own.chain(sessions), timeout)
     }
 
     fn next_timer(&self) -> Option<Instant> {
@@ -127,10 +124,9 @@ impl Daemon {
 
     fn accept(&mut self, privileged: bool) {
         let files = &self.files;
-        let listener = if privileged {
-            &files.privileged
-        } else {
-            &files.control
+        let listener = match privileged {
+            true => &files.privileged,
+            false => &files.control,
         };
         let Ok(connection) = wire::accept(listener) else {
             return;
@@ -149,18 +145,20 @@ impl Daemon {
                 self.log.control("NEW UI");
                 self.last_session += 1;
                 let id = self.last_session;
-                self.sessions.push(Session {
+                let session = Session {
                     connection,
                     uid,
                     id,
-                });
+                };
+                self.sessions.push(session);
             }
             b"VERSION" => self.log.control("User did not send valid credentials"),
             b"CLIENT" => self.new_client(connection, pid, uid),
             b"SERVER" => self.server_connected(connection, pid),
-            _ => self
-                .log
-                .control("Unable to read new connection type information"),
+            _ => {
+                let text = "Unable to read new connection type information";
+                self.log.control(text);
+            }
         }
     }
 
@@ -168,18 +166,14 @@ impl Daemon {
         let Some(at) = self.sessions.iter().position(|s| s.id == id) else {
             return;
         };
-        match wire::recv(&self.sessions[at].connection) {
-            Some(packet) => {
-                let line = String::from_utf8_lossy(&packet[1..]).into_owned();
-                let uid = self.sessions[at].uid;
-                let answer = self.command(id, uid, &line);
-                let _ = wire::send(&self.sessions[at].connection, &answer);
-            }
-            None => {
-                self.log.control("UI closed");
-                self.sessions.remove(at);
-            }
-        }
+        let Some(packet) = wire::recv(&self.sessions[at].connection) else {
+            self.log.control("UI closed");
+            self.sessions.remove(at);
+            return;
+        };
+        let line = String::from_utf8_lossy(&packet[1..]);
+        let answer = self.command(id, self.sessions[at].uid, &line);
+        let _ = wire::send(&self.sessions[at].connection, &answer);
     }
 }
 

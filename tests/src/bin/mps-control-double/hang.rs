@@ -2,6 +2,7 @@
 //! debugger: a process whose memory map blocks every reader.
 
 use std::fs::File;
+use std::io::Result;
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
@@ -20,50 +21,30 @@ const LENGTH: usize = 4096;
 
 pub fn as_told() -> Option<ExitCode> {
     let place = std::env::var_os(VARIABLE)?;
-    let goal = [READS, LISTS, WRITES]
-        .into_iter()
-        .find_map(|name| Some((name, std::env::var_os(name)?)));
+    let mut names = [READS, LISTS, WRITES].into_iter();
+    let goal = names.find_map(|name| Some((name, std::env::var_os(name)?)));
     let done = match goal {
         None => in_mapping(File::options().read(true).write(true).open(place)),
         Some((name, goal)) => {
             let mut options = File::options();
-            let goal = options
-                .read(name != WRITES)
-                .append(name == WRITES)
-                .open(goal);
-            through_mapping(name, goal, File::open(place))
+            options.read(name != WRITES).append(name == WRITES);
+            through_mapping(name, options.open(goal), File::open(place))
         }
     };
-    Some(if done.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Some(ExitCode::from(u8::from(done.is_err())))
 }
 
-fn mapped(file: &File, access: i32, flags: i32) -> std::io::Result<*mut libc::c_void> {
+fn mapped(file: &File, access: i32, flags: i32) -> Result<*mut libc::c_void> {
+    let (anywhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
     // SAFETY: a new mapping, at a place of the kernel's choice.
-    let at = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            LENGTH,
-            access,
-            flags,
-            file.as_raw_fd(),
-            0,
-        )
-    };
+    let at = unsafe { libc::mmap(anywhere, LENGTH, access, flags, fd, 0) };
     match at == libc::MAP_FAILED {
         true => Err(std::io::Error::last_os_error()),
         false => Ok(at),
     }
 }
 
-fn through_mapping(
-    name: &str,
-    goal: std::io::Result<File>,
-    file: std::io::Result<File>,
-) -> std::io::Result<()> {
+fn through_mapping(name: &str, goal: Result<File>, file: Result<File>) -> Result<()> {
     let (goal, file) = (goal?, file?);
     let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE)?;
     let fd = goal.as_raw_fd();
@@ -80,7 +61,7 @@ fn through_mapping(
 
 /// Writes to a mapping of the file, replaces it by another mapping, and waits while the file system
 /// withholds the end of the write.
-fn in_mapping(file: std::io::Result<File>) -> std::io::Result<()> {
+fn in_mapping(file: Result<File>) -> Result<()> {
     let file = file?;
     let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
     // SAFETY: the mapping is writable and longer than a byte.

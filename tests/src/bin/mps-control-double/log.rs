@@ -17,25 +17,18 @@ impl Log {
     /// To standard output (recorded: not standard error), with the lines of every server.
     pub fn stdout() -> Log {
         let again = || nix::unistd::dup(std::io::stdout()).ok().map(File::from);
-        Log {
-            own: again(),
-            server: again(),
-        }
+        let (own, server) = (again(), again());
+        Log { own, server }
     }
 
     pub fn files(directory: &Path) -> Log {
         let open = |name: &str| {
             let mut options = OpenOptions::new();
-            options
-                .append(true)
-                .create(true)
-                .open(directory.join(name))
-                .ok()
+            let options = options.append(true).create(true);
+            options.open(directory.join(name)).ok()
         };
-        Log {
-            own: open("control.log"),
-            server: open("server.log"),
-        }
+        let (own, server) = (open("control.log"), open("server.log"));
+        Log { own, server }
     }
 
     pub fn of_servers(&self) -> Option<File> {
@@ -51,19 +44,18 @@ impl Log {
         let _ = file.write_all(line.as_bytes());
     }
 
-    pub fn control(&self, text: &str) {
-        self.line("Control", text);
+    pub fn control(&self, text: impl AsRef<str>) {
+        self.line("Control", text.as_ref());
     }
 
-    pub fn server(&self, text: &str) {
-        self.line("Server", text);
+    pub fn server(&self, text: impl AsRef<str>) {
+        self.line("Server", text.as_ref());
     }
 }
 
 fn now() -> String {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_default();
     let seconds = since.as_secs() as libc::time_t;
     // SAFETY: plain numbers, and zero is a valid value of each.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };

@@ -44,31 +44,20 @@ impl Daemon {
         }
         let pid = server.pid;
         let pause = self.retry.take().map(|r| r.pause);
-        let backoff = if pause.is_some() {
-            "enabled"
-        } else {
-            "disabled"
-        };
-        self.log.control(&format!(
-            "Try shutting down server {pid}, backoff is {backoff}"
-        ));
+        let backoff = pause.map_or("disabled", |_| "enabled");
+        let text = format!("Try shutting down server {pid}, backoff is {backoff}");
+        self.log.control(text);
         let Some(answer) = self.ask("SHUTDOWN") else {
             return;
         };
         if let Some(threads) = answer.strip_prefix("BUSY ") {
             let pause = pause.map_or(FIRST_PAUSE, |p| p * 2);
-            let text = format!(
-                "Server {pid} has {threads} active worker threads. Server will not shutdown."
-            );
-            self.log.control(&text);
-            self.log.control(&format!(
-                "Control will try shutting down server {pid} again in at most {}ms",
-                pause.as_millis()
-            ));
-            self.retry = Some(Retry {
-                at: Instant::now() + pause,
-                pause,
-            });
+            let text = format!("Server {pid} has {threads} active worker threads.");
+            self.log.control(text + " Server will not shutdown.");
+            let text = format!("Control will try shutting down server {pid} again in at most");
+            self.log.control(format!("{text} {}ms", pause.as_millis()));
+            let at = Instant::now() + pause;
+            self.retry = Some(Retry { at, pause });
         }
     }
 
@@ -95,7 +84,7 @@ impl Daemon {
             return;
         };
         self.log
-            .control(&format!("Force shutting down server {pid}"));
+            .control(format!("Force shutting down server {pid}"));
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 

@@ -25,41 +25,35 @@ impl Daemon {
         // SAFETY: this process has one thread.
         match unsafe { nix::unistd::fork() } {
             Ok(ForkResult::Parent { child }) => {
-                let pid = child.as_raw() as u32;
+                let (pid, connection, active) = (child.as_raw() as u32, None, false);
                 self.server = Some(Server {
                     pid,
                     uid,
-                    connection: None,
-                    active: false,
+                    connection,
+                    active,
                 });
             }
             Ok(ForkResult::Child) => self.become_server(uid),
-            Err(why) => self.log.control(&format!("Failed to fork: {why}")),
+            Err(why) => self.log.control(format!("Failed to fork: {why}")),
         }
     }
 
     fn become_server(&self, uid: u32) -> ! {
-        self.log.control(&format!(
-            "Starting new server {} for user {uid}",
-            std::process::id()
-        ));
-        let why = self.try_become_server(uid);
-        self.log.control(&format!(
-            "Failed to start server using uid {uid}, error: {}",
-            why.desc()
-        ));
+        let own = std::process::id();
+        self.log
+            .control(format!("Starting new server {own} for user {uid}"));
+        let why = self.try_become_server(uid).desc();
+        let text = format!("Failed to start server using uid {uid}, error: {why}");
+        self.log.control(text);
         // SAFETY: the child of a fork leaves without running the parent's clean-up.
         unsafe { nix::libc::_exit(1) }
     }
 
     fn try_become_server(&self, uid: u32) -> nix::errno::Errno {
         if Uid::effective().as_raw() != uid {
-            if let Err(why) =
-                nix::unistd::setgroups(&[]).and_then(|()| nix::unistd::setgid(Gid::from_raw(uid)))
-            {
-                return why;
-            }
-            if let Err(why) = nix::unistd::setuid(Uid::from_raw(uid)) {
+            let groups = nix::unistd::setgroups(&[]);
+            let group = groups.and_then(|()| nix::unistd::setgid(Gid::from_raw(uid)));
+            if let Err(why) = group.and_then(|()| nix::unistd::setuid(Uid::from_raw(uid))) {
                 return why;
             }
         }
@@ -103,7 +97,7 @@ impl Daemon {
         server.connection = Some(connection);
         server.active = word == b"READY";
         if server.active {
-            self.log.control(&format!("NEW SERVER {pid}: Ready"));
+            self.log.control(format!("NEW SERVER {pid}: Ready"));
             self.clients_may_retry();
         }
         if self.retry.is_none() && (self.quit.is_some() || !self.pending.is_empty()) {
@@ -121,7 +115,7 @@ impl Daemon {
 
     pub fn server_ended(&mut self, pid: u32, status: i32) {
         self.log
-            .control(&format!("Server {pid} exited with status {status}"));
+            .control(format!("Server {pid} exited with status {status}"));
         for gpu in &self.node.cuda() {
             self.node.unregister(&gpu.uuid, pid);
         }
@@ -132,11 +126,7 @@ impl Daemon {
         if self.quit.is_some() {
             self.finish_quit();
         } else {
-            self.serve_pending(if server.active {
-                None
-            } else {
-                Some(server.uid)
-            });
+            self.serve_pending((!server.active).then_some(server.uid));
         }
     }
 

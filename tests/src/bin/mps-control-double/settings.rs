@@ -50,9 +50,8 @@ impl Settings {
     }
 
     pub fn memory_text(&self, device: &str) -> Option<&str> {
-        self.memory
-            .iter()
-            .find(|(name, _)| name == device)
-            .map(|(_, value)| value.as_str())
+        let mut limits = self.memory.iter();
+        let (_, value) = limits.find(|(name, _)| name == device)?;
+        Some(value)
     }
 }

@@ -106,12 +106,8 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
 fn lock(pipe: &Path) -> Option<Flock<File>> {
     let path = pipe.join("control_lock");
     let mut options = OpenOptions::new();
-    let file = options
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .ok()?;
+    let options = options.create(true).truncate(false).write(true);
+    let file = options.open(&path).ok()?;
     let _ = fs::set_permissions(&path, Permissions::from_mode(0o666));
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
@@ -128,28 +124,19 @@ fn serve(node: Node, lock: Flock<File>, log: Log, listens: impl FnOnce()) -> Exi
     }
     let pipe = wire::pipe_directory();
     let socket = pipe.join("control");
-    log.control(&format!(
-        "Starting control daemon using socket {}",
-        socket.display()
-    ));
-    log.control(&format!(
-        "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={}",
-        pipe.display()
-    ));
+    let (socket, place) = (socket.display(), pipe.display());
+    log.control(format!("Starting control daemon using socket {socket}"));
+    let text = "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=";
+    log.control(format!("{text}{place}"));
     if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
         return ExitCode::FAILURE;
     }
-    log.control(&format!(
-        "CUDA MPS Control binary version: {}",
-        node.is.cuda_version
-    ));
+    let version = &node.is.cuda_version;
+    log.control(format!("CUDA MPS Control binary version: {version}"));
     let files = match files(&pipe, lock) {
         Ok(files) => files,
         Err(why) => {
-            log.control(&format!(
-                "Failed to make the files of {}: {why}",
-                pipe.display()
-            ));
+            log.control(format!("Failed to make the files of {place}: {why}"));
             return ExitCode::FAILURE;
         }
     };
@@ -176,10 +163,8 @@ fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
     let privileged = wire::listen(&pipe.join("control_privileged"))?;
     let control = wire::listen(&pipe.join("control"))?;
     fs::set_permissions(pipe.join("control"), Permissions::from_mode(0o666))?;
-    debug_assert!(
-        control.as_raw_fd() > 2,
-        "the three standard descriptors are open"
-    );
+    let is_free = control.as_raw_fd() > 2;
+    debug_assert!(is_free, "the three standard descriptors are open");
     Ok(Files {
         control,
         privileged,

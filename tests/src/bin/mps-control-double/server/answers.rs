@@ -58,9 +58,8 @@ impl Server {
         let busy: usize = self.clients.iter().map(|c| 1 + c.contexts()).sum();
         self.log.server("Server has been notified to shutdown");
         if busy > 0 {
-            self.log.server(&format!(
-                "Server was unable to shutdown due to {busy} active clients"
-            ));
+            let text = format!("Server was unable to shutdown due to {busy} active clients");
+            self.log.server(text);
             let _ = wire::send(&self.control, format!("=BUSY {busy}").as_bytes());
             return true;
         }
@@ -76,9 +75,9 @@ impl Server {
         let Some(at) = self.clients.iter().position(its) else {
             return "1".into();
         };
-        self.log.server(&format!(
-            "MPS server requesting client {{PID: {pid}, Context ID: 1}} to exit"
-        ));
+        let client = format!("client {{PID: {pid}, Context ID: 1}}");
+        self.log
+            .server(format!("MPS server requesting {client} to exit"));
         let client = self.clients.remove(at);
         let told = serde_json::to_vec(&Reply::Failed(CudaError::of(810))).unwrap_or_default();
         let _ = wire::send(&client.connection, &told);
@@ -112,8 +111,6 @@ impl Server {
 
 fn namespace(pid: u32) -> String {
     let link = std::fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
-    link.to_string_lossy()
-        .trim_start_matches("pid:[")
-        .trim_end_matches(']')
-        .to_owned()
+    let link = link.to_string_lossy();
+    link.chars().filter(char::is_ascii_digit).collect()
 }

@@ -32,20 +32,16 @@ impl Client {
     }
 
     pub fn device(&self) -> &str {
-        self.granted
-            .iter()
-            .find(|g| g.taken > 0)
-            .map_or("", |g| &g.uuid)
+        let mut used = self.granted.iter().filter(|g| g.taken > 0);
+        used.next().map_or("", |g| &g.uuid)
     }
 }
 
 /// CUDA takes 1 to 32, and 2 if the variable is not set or no number (documented: MPS guide,
 /// "Environment Variables").
 fn connections(attach: &Attach) -> u32 {
-    let asked = attach
-        .connections
-        .as_ref()
-        .and_then(|text| text.trim().parse().ok());
+    let asked = attach.connections.as_ref();
+    let asked = asked.and_then(|text| text.trim().parse().ok());
     asked.unwrap_or(2).clamp(1, 32)
 }
 
@@ -88,31 +84,25 @@ impl Server {
         let (pid, left) = (client.pid, self.attached().count());
         let lost = |context: u32| {
             let words = "Server failed to recevie command with status 806, assuming client";
-            self.log.server(&format!(
-                "{words} {{PID: {pid}, Context ID: {context}}} exit"
-            ));
+            let text = format!("{words} {{PID: {pid}, Context ID: {context}}} exit");
+            self.log.server(text);
         };
         if !client.granted.is_empty() {
             lost(1);
-            self.log.server(&format!(
-                "Client {{PID: {pid}, Context ID: 1}} exiting. Number of active client contexts is {left}."
-            ));
+            let text = format!("Client {{PID: {pid}, Context ID: 1}} exiting.");
+            let text = text + " Number of active client contexts is";
+            self.log.server(format!("{text} {left}."));
         }
         lost(0);
         self.log
-            .server(&format!("Client process {pid} disconnected"));
+            .server(format!("Client process {pid} disconnected"));
     }
 
     fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
         if let Some(refused) = self.refuse_in_fault(self.clients[at].pid) {
             return refused;
         }
-        let attached = self
-            .clients
-            .iter()
-            .filter(|c| !c.granted.is_empty())
-            .count();
-        if attached >= self.most_clients() {
+        if self.attached().count() >= self.most_clients() {
             return Reply::Failed(CudaError::of(808));
         }
         if let Some(failed) = self.poison(self.clients[at].pid) {
@@ -158,63 +148,48 @@ impl Server {
     /// Recorded: of clients for which a GPU has no connections left, some get 809 and some 2.
     fn refuse_connections(&self, granted: &[Granted], wanted: u32) -> Option<CudaError> {
         let held = |uuid: &str| -> u32 {
-            let there = self
-                .clients
-                .iter()
-                .filter(|client| client.has_context_on(uuid));
+            let all = self.clients.iter();
+            let there = all.filter(|client| client.has_context_on(uuid));
             there.map(|client| client.connections).sum()
         };
         let mut used = granted.iter().filter(|gpu| gpu.taken > 0);
         let full = used.any(|gpu| held(&gpu.uuid) + wanted > self.node.is.connections);
-        full.then(|| {
-            CudaError::of(if self.last_client.is_multiple_of(2) {
-                809
-            } else {
-                2
-            })
-        })
+        let code = [809, 2][self.last_client as usize % 2];
+        full.then(|| CudaError::of(code))
     }
 
     fn log_attached(&self, client: &Client) {
         let pid = client.pid;
         let context = format!("{{PID: {pid}, Context ID: 1}}");
-        self.log.server(&format!(
-            "Received new client request for {{PID: {pid}, Context ID: 0}}"
-        ));
-        self.log.server(&format!("Client {context} connected"));
+        let text = format!("Received new client request for {{PID: {pid}, Context ID: 0}}");
+        self.log.server(text);
+        self.log.server(format!("Client {context} connected"));
         self.log
-            .server(&format!("Creating worker thread for client {context}"));
-        for gpu in self
-            .gpus
-            .iter()
-            .filter(|gpu| client.has_context_on(&gpu.uuid))
-        {
-            self.log.server(&format!(
-                "Device {} (uuid {}) is associated",
-                gpu.name, gpu.uuid
-            ));
+            .server(format!("Creating worker thread for client {context}"));
+        let gpus = self.gpus.iter();
+        for Gpu { name, uuid, .. } in gpus.filter(|gpu| client.has_context_on(&gpu.uuid)) {
+            let text = format!("Device {name} (uuid {uuid}) is associated");
+            self.log.server(text);
         }
         self.log
-            .server(&format!("Status of client {context} is ACTIVE"));
+            .server(format!("Status of client {context} is ACTIVE"));
     }
 
     fn grant(&self, seen: &[&Gpu], attach: &Attach) -> Vec<Granted> {
         let asked = attach.threads.as_deref().and_then(visible::percentage);
         let percent = asked.map_or(self.settings.threads, |p| p.min(self.settings.threads));
-        let own = attach
-            .memory
-            .as_deref()
-            .map(|m| visible::client_limits(m, seen));
+        let own = attach.memory.as_deref();
+        let own = own.map(|memory| visible::client_limits(memory, seen));
         let mut granted = Vec::new();
         for (position, gpu) in seen.iter().enumerate() {
             let sms = visible::multiprocessors(gpu.sms, percent);
             let limit = match &own {
                 Some(None) => None,
                 None => self.default_limit(gpu),
-                Some(Some(own)) => [own[position], self.default_limit(gpu)]
-                    .into_iter()
-                    .flatten()
-                    .min(),
+                Some(Some(own)) => {
+                    let both = [own[position], self.default_limit(gpu)];
+                    both.into_iter().flatten().min()
+                }
             };
             let all = gpu.cuda_memory_mib * MIB;
             let taken: u64 = self.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();

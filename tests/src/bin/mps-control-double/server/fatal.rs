@@ -18,9 +18,8 @@ impl Server {
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
-        self.log.server(&format!(
-            "Client {culprit} caused a fatal error on its device"
-        ));
+        let text = format!("Client {culprit} caused a fatal error on its device");
+        self.log.server(text);
         Reply::Failed(CudaError::of(700))
     }
 
@@ -29,9 +28,8 @@ impl Server {
         match self.fatal {
             Fatal::None => None,
             Fatal::Handling => {
-                self.log.server(&format!(
-                    "Client {pid} is refused until those of the error have ended"
-                ));
+                let text = "is refused until those of the error have ended";
+                self.log.server(format!("Client {pid} {text}"));
                 Some(Reply::Failed(CudaError::of(807)))
             }
             Fatal::ContextLost => {
@@ -50,12 +48,9 @@ impl Server {
         if !std::mem::take(&mut self.poisoned) {
             return None;
         }
-        for line in [
-            format!("Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error."),
-            "Server is handling a fatal GPU error.".to_owned(),
-        ] {
-            self.log.server(&line);
-        }
+        let client = format!("Client {{PID: {pid}, Context: 1}}");
+        self.log.server(client + " encountered a fatal GPU error.");
+        self.log.server("Server is handling a fatal GPU error.");
         Some(Reply::Failed(CudaError::of(719)))
     }
 

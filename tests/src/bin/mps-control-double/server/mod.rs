@@ -41,11 +41,11 @@ pub fn run(node: Node) -> ExitCode {
     log.line("Other", "Startup");
     let faults = node.is.faults.clone();
     let socket = wire::pipe_directory().join("control");
-    let connecting = format!(
-        "Connecting to control daemon on socket: {}",
-        socket.display()
+    let place = socket.display();
+    log.line(
+        "Other",
+        &format!("Connecting to control daemon on socket: {place}"),
     );
-    log.line("Other", &connecting);
     if faults.server == "exits" {
         return ExitCode::FAILURE;
     }
@@ -110,13 +110,12 @@ impl Server {
                 let (pid, uid) = (std::process::id(), nix::unistd::Uid::current());
                 let (driver, cuda) = (&self.node.is.driver_version, self.node.is.cuda_version);
                 let branch = driver.split('.').next().unwrap_or(driver);
-                for text in [
-                    format!("Created anonymous shared memory region mps.shm.{uid}.{pid}"),
-                    format!("CUDA MPS Server for Linux/Unix. Binary version: {cuda}"),
-                    format!("Display Driver version: {branch}"),
-                ] {
-                    self.log.server(&text);
-                }
+                let region = format!("mps.shm.{uid}.{pid}");
+                let text = "CUDA MPS Server for Linux/Unix. Binary version:";
+                self.log
+                    .server(format!("Created anonymous shared memory region {region}"));
+                self.log.server(format!("{text} {cuda}"));
+                self.log.server(format!("Display Driver version: {branch}"));
                 self.say("READY");
                 self.log_settings();
                 self.log.server("Server has started");
@@ -126,51 +125,34 @@ impl Server {
     }
 
     pub(crate) fn create_context(&self, index: usize, gpu: &Gpu) -> Result<(), String> {
-        self.log.server(&format!(
-            "Creating server context on device {index} ({})",
-            gpu.name
-        ));
-        let foreign = self
-            .node
-            .contexts(&gpu.uuid)
-            .into_iter()
-            .any(|c| c.kind != "mps");
+        let Gpu { name, uuid, .. } = gpu;
+        let text = format!("Creating server context on device {index} ({name})");
+        self.log.server(text);
+        let foreign = self.node.contexts(uuid).iter().any(|c| c.kind != "mps");
         let mode = self.node.mode(&gpu.uuid);
         if mode == "prohibited" || (mode.starts_with("exclusive") && foreign) {
+            let busy = "all CUDA-capable devices are busy or unavailable";
             return Err(format!(
-                "Failed to create server context on device {}: all CUDA-capable devices are busy or unavailable",
-                gpu.uuid
+                "Failed to create server context on device {uuid}: {busy}"
             ));
         }
-        let made = self
-            .node
-            .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server");
+        let (pid, bytes) = (std::process::id(), SERVER_MIB * MIB);
+        let made = self.node.register(uuid, pid, bytes, "server");
         made.map_err(|e| format!("Failed to create server context: {e}"))
     }
 
     fn log_settings(&self) {
-        self.log_threads();
-        for (device, value) in self.settings.memory_in_order() {
-            self.log_memory(device, value);
-        }
-        self.log.server(&format!(
-            "Server Priority set to {}",
-            self.settings.priority
-        ));
-    }
-
-    fn log_threads(&self) {
-        let threads = self.settings.threads_text();
+        let (threads, priority) = (self.settings.threads_text(), self.settings.priority);
         self.log
-            .server(&format!("Active Threads Percentage set to {threads}"));
-    }
-
-    fn log_memory(&self, device: &str, value: &str) {
-        if let Some(bytes) = visible::memory(value) {
-            let text =
-                format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
-            self.log.server(&text);
+            .server(format!("Active Threads Percentage set to {threads}"));
+        let limits = self.settings.memory_in_order();
+        for (device, bytes) in limits.filter_map(|(of, text)| Some((of, visible::memory(text)?))) {
+            let limit = format!("device {device} set to {bytes:#x} bytes");
+            self.log
+                .server(format!("Device pinned memory limit for {limit}"));
         }
+        self.log
+            .server(format!("Server Priority set to {priority}"));
     }
 
     fn say(&self, text: &str) {
