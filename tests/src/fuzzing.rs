@@ -15,7 +15,9 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Name, which is also its corpus's directory, and what it does with bytes.
-pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+type Target = (&'static str, fn(&[u8]));
+
+pub const TARGETS: [Target; 7] = [
     ("request", request),
     ("job_id", job_id),
     ("configuration", configuration),

@@ -36,10 +36,9 @@ fn of(bed: &NodeBed, job: &str) -> Value {
 }
 
 fn files(bed: &NodeBed) -> Vec<PathBuf> {
-    let entries = fs::read_dir(bed.path("state/reports"))
-        .into_iter()
-        .flatten();
-    let paths = entries.flatten().map(|entry| entry.path());
+    let entries = fs::read_dir(bed.path("state/reports"));
+    let entries = entries.into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
     let is_report = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
     paths.filter(is_report).collect()
 }
@@ -204,8 +203,8 @@ fn jobs_that_share_an_mps_see_each_others_clients_and_are_told_what_came_after_t
         assert_eq!(errors_told, [Some(errors); 2], "{job}: {seen}");
         let text = report(&bed, &[job]).ok();
         text.prints("by the mpsd that it shared, of all jobs on it: ");
-        text.prints("neither the use of its GPUs nor advice: ")
-            .lacks("  advice: ");
+        text.prints("neither the use of its GPUs nor advice: ");
+        text.lacks("  advice: ");
         assert!(seen["usage"].is_null(), "{seen}");
         assert_eq!(text.out.contains(words), errors > 0, "{text:?}");
     }
@@ -348,11 +347,8 @@ fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
         // The user may read why the job was refused; root's own reports are only of jobs that had
         // MPS.
         let refused = bed.torque("416.srv", "MPS=true,MPS_MEM=999T", "0").exits(1);
-        let (_, why) = refused
-            .err
-            .trim()
-            .rsplit_once("job 416.srv: ")
-            .expect("a reason");
+        let why = refused.err.trim().rsplit_once("job 416.srv: ");
+        let (_, why) = why.expect("a reason");
         let told = report_of(&bed, USER, &["416.srv"]).ok();
         told.prints(format!("job 416.srv of {USER} on "));
         told.prints(format!(": not started: {why}\n"));

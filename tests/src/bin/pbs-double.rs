@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tests::double::look::host;
 
 const SERVER: &str = "/var/srv/pbs";
 
@@ -61,12 +62,6 @@ fn log(name: &str, words: &[&str]) {
     writeln!(file, "{} {name} {}", host(), words.join(" ")).expect("the log of calls");
 }
 
-fn host() -> String {
-    nix::unistd::gethostname()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default()
-}
-
 fn torque() -> bool {
     text("product").as_deref() == Some("torque")
 }
@@ -118,9 +113,8 @@ fn vnodes() -> BTreeMap<String, String> {
     let files = fs::read_dir(at("vnodes")).into_iter().flatten().flatten();
     let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
     let texts = names.map(|name| (text(&format!("vnodes/{name}")), name));
-    texts
-        .filter_map(|(text, name)| Some((name, text?)))
-        .collect()
+    let known = texts.filter_map(|(text, name)| Some((name, text?)));
+    known.collect()
 }
 
 /// As a real one prints: a list has its other members in lines of their own.
@@ -215,8 +209,8 @@ fn qsub(words: &[&str]) -> u8 {
     let number = fs::read_dir(at("queue")).map_or(0, Iterator::count);
     let id = format!("{number}.{}", text("server").unwrap_or_default());
     let job = format!("{}\n\n{script}", words.join("\n"));
-    let kept =
-        keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
+    let kept = keep(&format!("jobs/{id}"), "    job_state = Q");
+    let kept = kept.and(keep(&format!("queue/{id}"), &job));
     if at("qsub-hangs").exists() {
         // The job is in the queue, but the server's answer does not come back. The caller ends
         // this.
@@ -241,8 +235,8 @@ fn qselect(words: &[&str]) -> u8 {
 
 fn qdel(words: &[&str]) -> u8 {
     let id = words.first().copied().unwrap_or_default();
-    let deleted =
-        keep(&format!("deleted/{id}"), "").and(keep(&format!("jobs/{id}"), "    job_state = C"));
+    let deleted = keep(&format!("deleted/{id}"), "");
+    let deleted = deleted.and(keep(&format!("jobs/{id}"), "    job_state = C"));
     u8::from(deleted.is_none())
 }
 
@@ -374,9 +368,8 @@ fn send_to_mom(name: &str) {
         let copy = late.as_ref().map_or(to.clone(), |_| format!("{to}.late"));
         if let Some(late) = &late {
             let moves = format!("exec >/dev/null 2>&1; sleep {late}; mv {copy} {to}");
-            let _ = std::process::Command::new("setsid")
-                .args(["--fork", "sh", "-c", &moves])
-                .status();
+            let mut later = std::process::Command::new("setsid");
+            let _ = later.args(["--fork", "sh", "-c", &moves]).status();
         }
         let _ = match text(&format!("hooks/{name}.{kind}")) {
             Some(text) if kind == "HK" => {
@@ -394,11 +387,8 @@ fn set_hook(name: &str, key: &str, value: &str) -> Option<()> {
     let file = format!("hooks/{name}.HK");
     let old = text(&file)?;
     let is_other = |line: &&str| line.split('=').next().map(str::trim) != Some(key);
-    let kept: String = old
-        .lines()
-        .filter(is_other)
-        .map(|line| format!("{line}\n"))
-        .collect();
+    let kept = old.lines().filter(is_other);
+    let kept: String = kept.map(|line| format!("{line}\n")).collect();
     let value = match key {
         "enabled" => value.to_lowercase(),
         _ => value.trim_matches('"').to_owned(),

@@ -44,15 +44,10 @@ fn look(dir: &Path, label: &str, hold: &str) -> Result<()> {
     let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
     let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
     let environment = environment.collect();
-    let client = Command::new(node.dir.join("cuda-client-double"))
-        .args(["--node".as_ref(), node.dir.as_os_str()])
-        .args(["--hold", hold])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start the CUDA client")?;
-    let (cuda, daemon_uid) = finish(client)?;
+    let mut client = Command::new(node.dir.join("cuda-client-double"));
+    client.arg("--node").arg(&node.dir).args(["--hold", hold]);
+    let client = client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let (cuda, daemon_uid) = finish(client.context("cannot start the CUDA client")?)?;
     let gpus = || node.is.gpu.iter();
     let used = gpus().filter(|gpu| cuda.uuids.contains(&gpu.uuid));
     let may_open = gpus().filter(|gpu| visible::may_open(gpu));
@@ -80,9 +75,8 @@ fn finish(mut client: std::process::Child) -> Result<(Record, Option<u32>)> {
     BufReader::new(output).read_line(&mut line)?;
     let record = serde_json::from_str::<Record>(&line);
     let record = record.with_context(|| format!("no record: '{line}'"))?;
-    let daemon = record
-        .daemon_pid
-        .and_then(|pid| process(pid.cast_unsigned()));
+    let pid = record.daemon_pid.map(i32::cast_unsigned);
+    let daemon = pid.and_then(process);
     let uid = daemon.map(|daemon| daemon.uid);
     client.wait()?;
     Ok((record, uid))

@@ -127,6 +127,11 @@ pub fn end_all(left: impl Fn() -> Vec<Process>) {
     }
 }
 
+pub fn host() -> String {
+    let name = nix::unistd::gethostname().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
 pub fn alive(pid: u32) -> bool {
     process(pid).is_some_and(|process| !process.is_zombie())
 }

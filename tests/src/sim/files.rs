@@ -74,10 +74,8 @@ impl Sim {
         let name = path.file_name().expect("a name").to_string_lossy();
         let lock = path.with_file_name(format!(".{name}.lock"));
         let is_account = path.parent() == Some(&paths().gpus()) && !name.starts_with('.');
-        assert!(
-            !is_account || self.world.borrow().held.contains(&lock),
-            "{name}: without its lock"
-        );
+        let is_held = self.world.borrow().held.contains(&lock);
+        assert!(!is_account || is_held, "{name}: without its lock");
     }
 
     /// Tasks believe this record, so root must have proved the daemons.
@@ -185,14 +183,11 @@ impl Files for Sim {
 
     fn names(&self, path: &Path) -> Result<Vec<String>, FileError> {
         let world = self.world.borrow();
-        let below = world
-            .files
-            .keys()
-            .filter(|entry| entry.parent() == Some(path));
+        let files = world.files.keys();
+        let below = files.filter(|entry| entry.parent() == Some(path));
         let names = below.filter_map(|entry| entry.file_name());
-        Ok(names
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect())
+        let names = names.map(|name| name.to_string_lossy().into_owned());
+        Ok(names.collect())
     }
 
     /// Entry by entry, in the worst of the directory's possible orders: the journal first.

@@ -13,9 +13,8 @@ use anyhow::{Context as _, Result, bail};
 /// Everybody may pass.
 pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
     let dir = tempfile::TempDir::with_prefix_in(prefix, base);
-    let path = dir
-        .with_context(|| format!("cannot make a directory in '{base}'"))?
-        .keep();
+    let dir = dir.with_context(|| format!("cannot make a directory in '{base}'"))?;
+    let path = dir.keep();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(path)
 }
@@ -23,11 +22,8 @@ pub fn fresh_directory(base: &str, prefix: &str) -> Result<PathBuf> {
 /// Those that the slurmds will make and leave, in each hierarchy of cgroup v1.
 pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/sys/fs/cgroup")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten();
+    for entry in hierarchies.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let own = |node: &String| entry.path().join(format!("slurm_{node}"));
             found.extend(nodes.iter().map(own).filter(|path| !path.exists()));

@@ -71,10 +71,10 @@ impl Bed {
             let queue = self.said("squeue -h -a -o %i")?;
             let nodes = self.root(&["sinfo", "-h", "-N", "-o", "%N %T"])?;
             let nodes = nodes.success()?.stdout;
-            let idle = nodes
-                .lines()
-                .filter_map(|line| line.trim().strip_suffix(" idle"));
-            let idle: BTreeSet<&str> = idle.collect();
+            let lines = nodes.lines().map(str::trim);
+            let idle: BTreeSet<_> = lines
+                .filter_map(|line| line.strip_suffix(" idle"))
+                .collect();
             Ok(queue.trim().is_empty() && idle.len() == self.options.nodes)
         })
         .with_context(|| self.situation())
@@ -165,9 +165,7 @@ impl Bed {
 }
 
 fn item<'a>(shown: &'a str, key: &str) -> &'a str {
-    let mut items = shown
-        .split_whitespace()
-        .filter_map(|word| word.split_once('='));
-    let found = items.find(|(name, _)| *name == key);
-    found.map_or("", |(_, value)| value)
+    let mut words = shown.split_whitespace();
+    let found = words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    found.unwrap_or_default()
 }

@@ -139,10 +139,9 @@ impl Bench {
             sms: g["sms"].as_u64().expect("a number") as u32,
         };
         let seen = Client::new(&bench).run();
-        let gpus = seen.record()["gpus"]
-            .as_array()
-            .expect("the machine has a GPU");
-        bench.gpus = gpus.iter().map(fact).collect();
+        let gpus = seen.record()["gpus"].as_array();
+        let gpus = gpus.expect("the machine has a GPU").iter();
+        bench.gpus = gpus.map(fact).collect();
         bench
     }
 
@@ -303,9 +302,8 @@ impl Daemon {
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.pipe).expect("it is ours").flatten();
         let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
-        std::collections::BTreeSet::from_iter(names)
-            .into_iter()
-            .collect()
+        let names = std::collections::BTreeSet::from_iter(names);
+        names.into_iter().collect()
     }
 }
 

@@ -104,9 +104,8 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
     assert_eq!(written(), before, "the same line was written again");
     let line_is_of = |when: SystemTime| {
         let line = fs::OpenOptions::new().write(true).open(&line);
-        line.expect("our line")
-            .set_modified(when)
-            .expect("its time");
+        let dated = line.expect("our line").set_modified(when);
+        dated.expect("its time");
     };
     line_is_of(began + Duration::from_secs(3));
     cluster.check().exits(2).prints("restart slurmd");

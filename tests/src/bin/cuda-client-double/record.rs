@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tests::double::look::host;
 use tests::double::node::{MIB, Node};
 use tests::double::wire::CudaError;
 
@@ -21,17 +22,13 @@ pub fn write(
     took: Duration,
 ) {
     let mps = running.mps.as_ref();
-    let gpus: Vec<Value> = running
-        .gpus
-        .iter()
-        .enumerate()
-        .map(|(index, gpu)| {
-            json!({
-                "index": index, "uuid": gpu.uuid, "sms": gpu.sms, "free_mib": gpu.free / MIB,
-                "limit_mib": gpu.limit.map(|l| l / MIB), "allocatable_mib": allocatable,
-            })
+    let gpus = running.gpus.iter().enumerate().map(|(index, gpu)| {
+        json!({
+            "index": index, "uuid": gpu.uuid, "sms": gpu.sms, "free_mib": gpu.free / MIB,
+            "limit_mib": gpu.limit.map(|l| l / MIB), "allocatable_mib": allocatable,
         })
-        .collect();
+    });
+    let gpus: Vec<Value> = gpus.collect();
     let first = running.gpus.iter().find(|g| g.taken > 0);
     let record = json!({
         "pid": std::process::id(), "uid": nix::unistd::getuid().as_raw(), "node": node.is.name, "host": host(),
@@ -56,12 +53,6 @@ pub fn failed(file: Option<&Path>, node: &str, error: &CudaError, code: u8) -> E
         }),
     );
     ExitCode::from(code)
-}
-
-fn host() -> String {
-    nix::unistd::gethostname()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }
 
 fn put(file: Option<&Path>, record: &Value) {
