@@ -9,7 +9,7 @@ use crate::runner::{Case, Step};
 use crate::scenes::{self, MOST};
 use crate::slurm::{all_gpus, nothing_left, one_gpu, two_gpus};
 use crate::times::{self, BEGIN, By, END, Ratio, Side, ratio};
-use crate::{auto, programs, recipes, report, shared, site::Run, timeline};
+use crate::{auto, clients, programs, recipes, report, shared, site::Run, timeline};
 
 /// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
 /// longer to end after half a second.
@@ -43,7 +43,7 @@ pub const CASES: &[Case] = &[
         "One whole job: prologue, eight clients, epilogue",
         &[
             Begin(Order::new("4711.srv", ACCOUNT)),
-            Do(scenes::limits),
+            Do(clients::at_once),
             End("4711.srv"),
         ],
     ),
@@ -51,7 +51,7 @@ pub const CASES: &[Case] = &[
         "pairs",
         UNLOOKED,
         "Begin and end of NVIDIA's own programs, and of a job (1 minute)",
-        &[Do(times::not_asked), Sides(PAIRS, PAIRS_RATIOS)],
+        &[Sides(PAIRS, PAIRS_RATIOS)],
     ),
     case(
         "slurm",

@@ -1,17 +1,15 @@
-//! CUDA clients: several `mps-probe` at once, and what they report outside MPS and under a daemon
-//! that was started by hand.
+//! CUDA clients: several `mps-probe` at once, and what they report in a job and outside MPS.
 
-use std::process::Command;
 use std::time::Duration;
 
 use ::tests::child::{self, Ran, Running};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::job::Job;
+use crate::job::{MEMORY_MIB, PERCENT};
 use crate::result::Section;
-use crate::runner::PROGRAM;
-use crate::site::{self, Place, Run};
+use crate::runner::{PROGRAM, Scene};
+use crate::site::{self, Run};
 
 /// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 %
 /// gave 12 (recorded).
@@ -22,61 +20,40 @@ pub const MARGIN_MIB: u64 = 256;
 
 pub const CLIENTS: usize = 8;
 
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    pub percent: f64,
-    pub memory_mib: u64,
-    pub device_sms: u64,
+/// The multiprocessors of a client of the job with limits.
+fn sms(run: &Run) -> u64 {
+    ((run.device_sms as f64 * PERCENT / 100.0 / SM_UNIT).floor() * SM_UNIT) as u64
 }
 
-impl Limits {
-    pub fn sms(&self) -> u64 {
-        ((self.device_sms as f64 * self.percent / 100.0 / SM_UNIT).floor() * SM_UNIT) as u64
-    }
-
-    pub fn probe_options(&self) -> Vec<String> {
-        let (sms, memory) = (self.sms().to_string(), self.memory_mib.to_string());
-        let words = [
-            "--json",
-            "--require-mps",
-            "--expect-sms",
-            &sms,
-            "--expect-mem",
-            &memory,
-        ];
-        words.map(String::from).to_vec()
-    }
+pub fn probe_options(run: &Run) -> String {
+    let sms = sms(run);
+    format!("--json --require-mps --expect-sms {sms} --expect-mem {MEMORY_MIB}")
 }
 
 #[derive(Debug, Clone)]
 pub struct Client {
-    pub code: Option<i32>,
-    pub report: Value,
+    code: Option<i32>,
+    report: Value,
 }
 
 impl Client {
-    pub fn number(&self, key: &str) -> Option<u64> {
-        self.report["gpus"][0][key].as_u64()
-    }
-
-    pub fn sms(&self) -> Result<u64> {
-        let none = || format!("the probe saw no multiprocessors: {}", self.report);
-        self.number("sms").with_context(none)
-    }
-
-    pub fn word(&self, key: &str) -> &str {
-        self.report["gpus"][0][key].as_str().unwrap_or("")
+    fn gpu(&self, key: &str) -> &Value {
+        &self.report["gpus"][0][key]
     }
 }
 
-/// Starts so many clients with the limits and a rank each, waits until all have reported, looks at
-/// what nvidia-smi lists, and judges them.
-pub fn at_once(section: &mut Section, place: &Place, job: &Job<'_>, limits: &Limits) -> Result<()> {
-    let (probe, env) = (place.staged("mps-probe")?, job.environment()?);
+/// Starts so many clients with the limits and a rank each in the job that the table begins, waits
+/// until all have reported, looks at what nvidia-smi lists, and judges them. Also, what `mpsd`
+/// takes of the memory, as the kernel counts it.
+pub fn at_once(scene: &mut Scene<'_>) -> Result<()> {
+    let (run, job) = (scene.run, scene.job("4711.srv")?);
+    let (probe, env) = (run.place.staged("mps-probe")?, job.environment()?);
+    scene.section.fact("task_environment", format!("{env:?}"));
+    let options = probe_options(run);
     let start = |rank: usize| {
-        let mut command = place.as_user(&probe, &env);
+        let mut command = run.place.as_user(&probe, &env);
         command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        command.args(limits.probe_options()).args(["--hold", "2"]);
+        command.args(options.split(' ')).args(["--hold", "2"]);
         Running::start(&mut command, "")
     };
     let started: Vec<Running> = (0..CLIENTS).map(start).collect::<Result<_>>()?;
@@ -90,20 +67,23 @@ pub fn at_once(section: &mut Section, place: &Place, job: &Job<'_>, limits: &Lim
     let ended = started.into_iter();
     let clients = ended.map(|client| read(client.finish(PROGRAM * 2)?));
     let clients = clients.collect::<Result<Vec<Client>>>()?;
-    judge(section, &clients, limits);
-    section.fact("first_client", clients[0].report.to_string());
+    judge(scene.section, &clients, run);
+    let first = clients[0].report.to_string();
+    scene.section.fact("first_client", first);
     let is_listed = |client: &&Client| {
         let pid = format!("{},", client.report["pid"]);
         apps.lines().any(|line| line.starts_with(&pid))
     };
     let listed = clients.iter().filter(is_listed).count();
     let name = "clients that nvidia-smi lists while they run";
-    section.equal(name, &listed, &CLIENTS);
+    scene.section.equal(name, &listed, &CLIENTS);
+    let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", job.mpsd_pid()?))?;
+    let share = memory.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = share.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    let kib = kib.with_context(|| format!("no 'Pss:' in {memory}"))?;
+    let name = "KiB that mpsd takes";
+    scene.section.at_most(name, kib, 3.0 * 1024.0);
     Ok(())
-}
-
-pub fn alone(command: &mut Command) -> Result<Client> {
-    read(child::run(command, "", PROGRAM)?)
 }
 
 fn read(ran: Ran) -> Result<Client> {
@@ -114,58 +94,55 @@ fn read(ran: Ran) -> Result<Client> {
 /// Reads the reports of several clients on one stream, a line each. `code` is the exit code of
 /// their launcher.
 pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
-    let reports = stdout
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
+    let lines = stdout.lines();
+    let reports = lines.filter_map(|line| serde_json::from_str(line).ok());
     reports.map(|report| Client { code, report }).collect()
 }
 
 /// Checks every client against the limits by the harness's own arithmetic, not only by the probe's
 /// exit code.
-pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
-    let (sms, most) = (limits.sms(), limits.memory_mib);
-    let least = most.saturating_sub(MARGIN_MIB);
-    let allowed = |mib| (least..=most).contains(&mib);
+pub fn judge(section: &mut Section, clients: &[Client], run: &Run) {
+    let (sms, least) = (sms(run), MEMORY_MIB - MARGIN_MIB);
+    let allowed = |mib| (least..=MEMORY_MIB).contains(&mib);
     let good = |client: &&Client| {
         client.code == Some(0)
             && client.report["under_mps"] == true
-            && client.number("sms") == Some(sms)
-            && client.number("allocatable_mib").is_some_and(allowed)
-            && client.report["gpus"][0]["memset_ok"] == true
+            && *client.gpu("sms") == sms
+            && client.gpu("allocatable_mib").as_u64().is_some_and(allowed)
+            && *client.gpu("memset_ok") == true
     };
     let (good, bad): (Vec<&Client>, Vec<&Client>) = clients.iter().partition(good);
     let name = format!(
-        "each client is under MPS, has {sms} multiprocessors and may allocate {least} to {most} \
-         MiB, which it read back as written"
+        "each client is under MPS, has {sms} multiprocessors and may allocate {least} to \
+         {MEMORY_MIB} MiB, which it read back as written"
     );
     let seen = format!("{} good; not: {bad:?}", good.len());
     section.check(name, bad.is_empty() && !good.is_empty(), seen);
 }
 
-/// What a client outside MPS reports of the GPUs in `visible`. It looks for a daemon in a directory
-/// that does not exist.
-pub fn outside(run: &Run, visible: &str, options: &[&str]) -> Result<Client> {
+/// What a client outside MPS reports of the GPU. It looks for a daemon in a directory that does not
+/// exist. Returns the GPU's multiprocessors.
+pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
+    let uuid = run.gpu().uuid.as_str();
     let mut env = site::base_env();
     let none = run.place.run.join("none").display().to_string();
     env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), none);
-    env.insert("CUDA_VISIBLE_DEVICES".into(), visible.into());
-    let probe = run.place.staged("mps-probe")?;
-    alone(run.place.as_user(&probe, &env).arg("--json").args(options))
-}
-
-pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
-    let uuid = run.gpu().uuid.as_str();
-    let client = outside(run, uuid, &["--alloc=1024"])?;
+    env.insert("CUDA_VISIBLE_DEVICES".into(), uuid.into());
+    let mut probe = run.place.as_user(&run.place.staged("mps-probe")?, &env);
+    let client = read(child::run(
+        probe.args(["--json", "--alloc=1024"]),
+        "",
+        PROGRAM,
+    )?)?;
     let report = client.report.to_string();
     section.fact("bare_client", report.clone());
     let is_outside = client.report["under_mps"] == false;
-    section.check("a client without a daemon says so", is_outside, report);
-    section.equal("UUID as nvidia-smi tells it", &client.word("uuid"), &uuid);
-    let refused = outside(run, uuid, &["--require-mps"])?;
-    section.equal(
-        "--require-mps outside MPS: exit code",
-        &refused.code,
-        &Some(1),
-    );
-    client.sms()
+    section.check("a client without a daemon says so", is_outside, &*report);
+    let name = "UUID as nvidia-smi tells it";
+    section.equal(name, &client.gpu("uuid").as_str(), &Some(uuid));
+    let refused = child::run(probe.arg("--require-mps"), "", PROGRAM)?;
+    let name = "--require-mps outside MPS: exit code";
+    section.equal(name, &refused.code, &Some(1));
+    let none = || format!("the probe saw no multiprocessors: {report}");
+    client.gpu("sms").as_u64().with_context(none)
 }

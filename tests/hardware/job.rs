@@ -4,14 +4,14 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use ::tests::child::{self, Ran, Running};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::runner::{PROGRAM, Work};
+use crate::runner::PROGRAM;
 use crate::site::{self, BEFORE, Place, Run};
 
 /// The user's request of the job with limits; the numbers are [`PERCENT`] and [`MEMORY_MIB`].
@@ -105,14 +105,10 @@ impl<'a> Job<'a> {
 
     /// Runs `mps-prologue` as the mom does: as root, with Torque's recorded arguments.
     pub fn prologue(&self) -> Result<Ran> {
-        self.prologue_with(&self.account)
-    }
-
-    pub fn prologue_with(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
         command.args(["--gpus", &self.gpus, &self.id, &self.place.user.name]);
-        command.args([&self.group, "job1", &self.nodes, "batch", account]);
+        command.args([&self.group, "job1", &self.nodes, "batch", &self.account]);
         child::run(&mut command, "", PROGRAM)
     }
 
@@ -168,13 +164,9 @@ impl<'a> Job<'a> {
     }
 
     /// Starts clients of `cuda-load`.
-    pub fn load(&self, count: usize, work: &Work) -> Result<Vec<Running>> {
+    pub fn load(&self, count: usize, options: &str) -> Result<Vec<Running>> {
         let env = self.environment()?;
         let program = self.place.staged("cuda-load")?;
-        let options = format!(
-            "--after {} --seconds {} --blocks {} --memory {}",
-            work.after, work.seconds, work.blocks, work.memory_mib
-        );
         let start = |_| {
             let mut command = self.place.as_user(&program, &env);
             command.args(options.split(' '));
@@ -192,14 +184,11 @@ impl<'a> Job<'a> {
     }
 
     pub fn mpsd_pid(&self) -> Result<i64> {
-        let journal = fs::read_to_string(self.directory().join("journal"))?;
+        let directory = self.place.run.join("mpsd/jobs").join(&self.id);
+        let journal = fs::read_to_string(directory.join("journal"))?;
         let journal: Value = serde_json::from_str(&journal)?;
         let pid = journal["supervisor"]["pid"].as_i64();
         pid.context("no mpsd in the journal")
-    }
-
-    fn directory(&self) -> PathBuf {
-        self.place.run.join("mpsd/jobs").join(&self.id)
     }
 }
 
@@ -223,22 +212,4 @@ pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     );
     fs::write(&file, text)?;
     Ok(file)
-}
-
-/// Does `work` in this cgroup.
-pub fn within<T>(group: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let own = fs::read_to_string("/proc/self/cgroup")?;
-    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
-    // Beside hierarchies of version 1 it is mounted below.
-    let root = Path::new("/sys/fs/cgroup");
-    let root = match root.join("cgroup.controllers").exists() {
-        true => root.to_owned(),
-        false => root.join("unified"),
-    };
-    let own = root.join(own.context("no cgroup v2")?.trim_start_matches('/'));
-    let enter = |group: &Path| fs::write(group.join("cgroup.procs"), "0");
-    enter(group)?;
-    let done = work();
-    enter(&own)?;
-    done
 }

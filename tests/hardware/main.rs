@@ -31,7 +31,6 @@ use anyhow::{Context, Result, ensure};
 use cases::CASES;
 use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clients::Limits;
 use result::{Outcome, Section};
 use runner::Case;
 use site::{Place, Run};
@@ -107,11 +106,7 @@ fn run(options: Options) -> Result<bool> {
         place: Place::make(user)?,
         gpus,
         number: options.gpu,
-        limits: Limits {
-            percent: job::PERCENT,
-            memory_mib: job::MEMORY_MIB,
-            device_sms: 0,
-        },
+        device_sms: 0,
         package,
         out: options.out,
         pairs: options.pairs,
@@ -125,7 +120,7 @@ fn run(options: Options) -> Result<bool> {
         device_sms = clients::bare(section, &run)?;
         Ok(())
     })?;
-    run.limits.device_sms = device_sms;
+    run.device_sms = device_sms;
     let is_chosen = |case: &&Case| match options.part.as_str() {
         ALL => case.in_whole,
         name => case.name == name,

@@ -30,33 +30,18 @@ const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
 
-/// Its Python packages, and whether `mpirun` starts its ranks.
-struct Recipe {
-    order: Order,
-    name: &'static str,
-    modules: &'static [&'static str],
-    launched: bool,
-}
-
-const fn recipe(id: &'static str, name: &'static str, modules: &'static [&'static str]) -> Recipe {
-    Recipe {
-        order: Order::new(id, ACCOUNT),
-        name,
-        modules,
-        launched: false,
-    }
-}
+/// Its job, its name and its Python packages.
+type Recipe = (&'static str, &'static str, &'static [&'static str]);
 
 const RECIPES: [Recipe; 5] = [
-    recipe("7200.srv", "pytorch", &["torch"]),
-    recipe("7201.srv", "jax", &["jax"]),
-    recipe("7202.srv", "cupy", &["cupy"]),
-    recipe("7203.srv", "nccl", &["torch"]),
-    Recipe {
-        launched: true,
-        ..recipe("7204.srv", "mpi", &["torch", "mpi4py"])
-    },
+    ("7200.srv", "pytorch", &["torch"]),
+    ("7201.srv", "jax", &["jax"]),
+    ("7202.srv", "cupy", &["cupy"]),
+    ("7203.srv", "nccl", &["torch"]),
+    ("7204.srv", MPI, &["torch", "mpi4py"]),
 ];
+/// `mpirun` starts its ranks.
+const MPI: &str = "mpi";
 
 pub fn has_python(scene: &mut Scene<'_>) -> Result<bool> {
     let has = site::python().is_ok();
@@ -70,10 +55,9 @@ pub fn has_python(scene: &mut Scene<'_>) -> Result<bool> {
 pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
     let end = Instant::now() + PART;
     let found = packages(scene)?;
-    for recipe in &RECIPES {
-        let name = recipe.name;
-        let missing = recipe.modules.iter().find(|name| !found.contains(name));
-        let no_launcher = recipe.launched && site::program("mpirun").is_err();
+    for (id, name, modules) in RECIPES {
+        let missing = modules.iter().find(|name| !found.contains(name));
+        let no_launcher = name == MPI && site::program("mpirun").is_err();
         let why = match missing {
             Some(module) => Some(format!("no Python package '{module}'")),
             None if no_launcher => Some("no 'mpirun'".into()),
@@ -84,14 +68,12 @@ pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
             continue;
         }
         eprintln!("hardware: recipe {name}");
-        let job = scene.begin(&recipe.order)?;
-        if let Err(e) = one(scene, &job, recipe) {
-            let seen = format!("{e:#}");
-            scene
-                .section
-                .check(format!("{name}: carried out"), false, seen);
+        let job = scene.begin(&Order::new(id, ACCOUNT))?;
+        if let Err(e) = one(scene, &job, name) {
+            let what = format!("{name}: carried out");
+            scene.section.check(what, false, format!("{e:#}"));
         }
-        scene.end(recipe.order.id)?;
+        scene.end(id)?;
     }
     Ok(())
 }
@@ -100,7 +82,7 @@ pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
 /// the ranks start.
 fn packages(scene: &mut Scene<'_>) -> Result<Vec<&'static str>> {
     let mut loading = BTreeMap::new();
-    for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
+    for module in RECIPES.iter().flat_map(|recipe| recipe.2) {
         let script = format!("import {module}; print({module}.__version__)");
         let mut command = scene.run.place.as_user(&site::python()?, &scene.env());
         command.args(["-c", &script]).current_dir(&scene.home);
@@ -123,11 +105,10 @@ fn packages(scene: &mut Scene<'_>) -> Result<Vec<&'static str>> {
     Ok(found)
 }
 
-fn one(scene: &mut Scene<'_>, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
-    let name = recipe.name;
+fn one(scene: &mut Scene<'_>, job: &Job<'_>, name: &str) -> Result<()> {
     let go = scene.home.join(format!("{name}.go"));
-    let processes = if recipe.launched { 1 } else { RANKS };
-    let start = |rank| rank_of(scene, job, recipe, rank, &go);
+    let processes = if name == MPI { 1 } else { RANKS };
+    let start = |rank| rank_of(scene, job, name, rank, &go);
     let ranks = (0..processes).map(start).collect::<Result<Vec<_>>>()?;
     let reports = reports(&ranks)?;
     let mut listed = Vec::new();
@@ -161,12 +142,12 @@ fn one(scene: &mut Scene<'_>, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
 fn rank_of(
     scene: &Scene<'_>,
     job: &Job<'_>,
-    recipe: &Recipe,
+    name: &str,
     rank: usize,
     go: &Path,
 ) -> Result<Running> {
     let place = &scene.run.place;
-    let mut command = if recipe.launched {
+    let mut command = if name == MPI {
         let exec = scene.exec(job, &[])?;
         let mut command = place.as_user(&site::program("mpirun")?, &scene.env());
         command.args(["-n", &RANKS.to_string()]);
@@ -181,7 +162,7 @@ fn rank_of(
     command
         .arg(site::python()?)
         .arg(place.staged("recipes.py")?);
-    command.args([recipe.name, &rank.to_string(), &RANKS.to_string()]);
+    command.args([name, &rank.to_string(), &RANKS.to_string()]);
     Running::start(command.arg(LIMIT_MIB.to_string()).arg(go), "")
 }
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::job::{Job, Order, PLAIN};
-use crate::runner::{PROGRAM, Scene, Work, counted};
+use crate::runner::{PROGRAM, Scene, counted};
 use crate::site;
 
 /// Sixteen blocks of 128 threads on each of 132 multiprocessors.
@@ -40,25 +40,21 @@ struct Waste {
 struct Load {
     order: Order,
     clients: usize,
-    work: Work,
+    blocks: u32,
+    memory_mib: u64,
 }
 
 const fn load(id: &'static str, account: &'static str, clients: usize, blocks: u32) -> Load {
-    let order = Order::new(id, account);
-    let work = Work {
-        blocks,
-        ..Work::new(UP, COUNT)
-    };
     Load {
-        order,
+        order: Order::new(id, account),
         clients,
-        work,
+        blocks,
+        memory_mib: 0,
     }
 }
 
-const fn holding(memory_mib: u64, mut load: Load) -> Load {
-    load.work.memory_mib = memory_mib;
-    load
+const fn holding(memory_mib: u64, load: Load) -> Load {
+    Load { memory_mib, ..load }
 }
 
 const WASTES: [Waste; 5] = [
@@ -121,7 +117,7 @@ fn one(scene: &mut Scene<'_>, number: usize, waste: &Waste) -> Result<String> {
     }
     let before = sum(clients)?;
     if waste.rule == "memory" {
-        let too_much = waste.after.context("what was advised")?.work.memory_mib;
+        let too_much = waste.after.context("what was advised")?.memory_mib;
         let load = Load {
             clients: 1,
             ..holding(too_much, waste.before)
@@ -182,11 +178,9 @@ fn followed(scene: &mut Scene<'_>, waste: &Waste, before: f64, after: Load) -> R
 }
 
 fn start(job: &Job<'_>, load: Load, seconds: f64) -> Result<Vec<Running>> {
-    let work = Work {
-        seconds,
-        ..load.work
-    };
-    job.load(load.clients, &work)
+    let (blocks, memory) = (load.blocks, load.memory_mib);
+    let options = format!("--after {UP} --seconds {seconds} --blocks {blocks} --memory {memory}");
+    job.load(load.clients, &options)
 }
 
 /// Kernels a second of all clients together.

@@ -48,26 +48,6 @@ pub enum Step {
     Do(fn(&mut Scene<'_>) -> Result<()>),
 }
 
-#[derive(Clone, Copy)]
-pub struct Work {
-    /// From the start until it counts, and for how long, seconds.
-    pub after: f64,
-    pub seconds: f64,
-    pub blocks: u32,
-    pub memory_mib: u64,
-}
-
-impl Work {
-    pub const fn new(after: f64, seconds: f64) -> Self {
-        Self {
-            after,
-            seconds,
-            blocks: 1,
-            memory_mib: 0,
-        }
-    }
-}
-
 /// What a client of `cuda-load` or a simulation says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -105,7 +85,7 @@ pub fn carry_out(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
             section.fact("left_out", "this machine has one GPU");
             Ok(())
         }
-        _ => look::unchanged(section, run, |section| steps(case, section, run)),
+        _ => look::unchanged(section, &run.place.run, |section| steps(case, section, run)),
     }
 }
 
@@ -145,7 +125,7 @@ impl<'a> Scene<'a> {
             Step::End(id) => self.end(id).map(drop),
             Step::Slurm(options) => self.start_slurm(options(self.run)),
             Step::Only(_) => Ok(()),
-            Step::Sides(sides, ratios) => self.sides(sides, self.run.pairs, ratios),
+            Step::Sides(sides, ratios) => self.sides(sides, self.run.pairs, ratios).map(drop),
             Step::Loads(program, loads, file) => self.loads(*program, &loads(self.run), file),
             Step::Sweeps(id, sweep) => self.sweep(id, sweep),
             Step::Do(act) => act(self),

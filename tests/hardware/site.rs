@@ -16,10 +16,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
 use tests::child;
+use tests::double::look::processes;
 use tests::slurm::fresh_directory;
 
-use crate::clients::Limits;
-use crate::floor::Daemon;
 use crate::programs::ProgramOptions;
 use crate::result::Section;
 
@@ -103,7 +102,7 @@ pub struct Run {
     pub place: Place,
     pub gpus: Vec<Gpu>,
     pub number: usize,
-    pub limits: Limits,
+    pub device_sms: u64,
     pub package: PathBuf,
     pub out: Option<PathBuf>,
     pub pairs: usize,
@@ -196,21 +195,6 @@ impl Place {
         Ok(dir)
     }
 
-    /// NVIDIA's daemon and server alone, unchecked.
-    pub fn daemon(&self, gpu: &str, name: &str) -> Result<Daemon<'_>> {
-        let control = program("nvidia-cuda-mps-control")?;
-        let directory = self.user_dir(name)?;
-        let pipe = self.user_dir(&format!("{name}/pipe"))?;
-        let log = self.user_dir(&format!("{name}/log"))?;
-        let mut env = base_env();
-        env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.display().to_string());
-        env.insert("CUDA_MPS_LOG_DIRECTORY".into(), log.display().to_string());
-        env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
-        let session = format!("start_server -uid {}\n", self.user.uid);
-        let control = move || self.as_user(&control, &env);
-        Daemon::start(control, directory, &pipe, &session)
-    }
-
     pub fn as_user(&self, program: &Path, env: &BTreeMap<String, String>) -> Command {
         let mut command = Command::new(program);
         command
@@ -273,15 +257,11 @@ pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
 /// directory in its environment.
 fn kill_the_rest(run: &Path, dir: &Path) {
     let needle = run.as_os_str().as_encoded_bytes();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    for pid in pids {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-        let ours =
-            environment.windows(needle.len()).any(|part| part == needle) || exe.starts_with(dir);
-        if ours && pid != std::process::id() {
-            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    for process in processes() {
+        let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
+        let named = environment.windows(needle.len()).any(|part| part == needle);
+        if (named || process.exe.starts_with(dir)) && process.pid != std::process::id() {
+            let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGKILL);
         }
     }
 }

@@ -13,8 +13,6 @@ use crate::watch::{Mark, Watch};
 const ROUNDS: usize = 5;
 /// Between begin and end, to keep them apart.
 const PAUSE: Duration = Duration::from_millis(150);
-/// As long as `srun true` lives.
-const IDLE: Duration = Duration::from_millis(600);
 /// Lines of the log without a meaning for times.
 const NOISE: [&str; 5] = [
     "Accepting connection...",
@@ -26,17 +24,12 @@ const NOISE: [&str; 5] = [
 const SERVER: &str = "nvidia-cuda-mps-server";
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-const ALONE: [(&str, By, Duration); 4] = [
-    ("by_hand", By::Hand, PAUSE),
-    ("by_hand_idle", By::Hand, IDLE),
-    ("by_hand_at_once", By::Hand, Duration::ZERO),
-    ("job", By::Job(PLAIN), PAUSE),
-];
+const ALONE: [(&str, By, Duration); 2] =
+    [("by_hand", By::Hand, PAUSE), ("job", By::Job(PLAIN), PAUSE)];
 const SRUN: &str = "--gres=gpu:1 --mps";
-const BESIDE_SLURM: [(&str, By, Duration); 8] = [
+const BESIDE_SLURM: [(&str, By, Duration); 7] = [
     ("by_hand_beside_slurm", By::Hand, PAUSE),
     ("by_hand_at_once_beside_slurm", By::Hand, Duration::ZERO),
-    ("by_hand_in_cgroup", By::InCgroup, PAUSE),
     ("job_beside_slurm", By::Job(PLAIN), PAUSE),
     (
         "srun_true",

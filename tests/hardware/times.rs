@@ -2,7 +2,7 @@
 //! of Slurm waits for.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,11 +12,11 @@ use ::tests::samples::{in_turn, milliseconds, rounded};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use toml::{Table, Value};
 
-use crate::job::{self, Job, PLAIN, within};
+use crate::floor::Daemon;
+use crate::job::{self, Job};
 use crate::plot::{self, Bar};
-use crate::result::{Section, median, spread};
+use crate::result::{Section, median};
 use crate::runner::{PROGRAM, Scene, counted};
 use crate::site::{BEFORE, Gpu, Place, Run};
 
@@ -27,8 +27,6 @@ pub enum By {
     Hand,
     /// The same where they can open the job's GPU alone.
     Hidden,
-    /// The same in a new cgroup below the one of Slurm's jobs' daemons.
-    InCgroup,
     /// A job with this account string.
     Job(&'static str),
     /// A job of the earlier build, if one is packed.
@@ -119,8 +117,13 @@ pub struct Life {
 }
 
 impl Scene<'_> {
-    /// Records the times of all sides, in turn, and how their medians compare.
-    pub fn sides(&mut self, sides: &[Side], rounds: usize, ratios: &[Ratio]) -> Result<()> {
+    /// Records the times of all sides, in turn, and how their medians, which it returns, compare.
+    pub fn sides(
+        &mut self,
+        sides: &[Side],
+        rounds: usize,
+        ratios: &[Ratio],
+    ) -> Result<Vec<[f64; 2]>> {
         let has_before = self.run.place.bin(BEFORE).is_dir();
         let sides = sides
             .iter()
@@ -146,7 +149,7 @@ impl Scene<'_> {
         for ratio in there {
             self.compare(ratio, &medians);
         }
-        Ok(())
+        Ok(medians)
     }
 
     fn compare(&mut self, ratio: &Ratio, medians: &[[f64; 2]]) {
@@ -168,13 +171,6 @@ impl Scene<'_> {
         match side.by {
             By::Hand => daemons(place, gpus, rest),
             By::Hidden => hidden(&others(self.run)?, || daemons(place, gpus, rest)),
-            By::InCgroup => {
-                let group = Path::new("/sys/fs/cgroup/system.slice/mpsd.service/by-hand");
-                fs::create_dir_all(group)?;
-                let life = within(group, || daemons(place, gpus, rest));
-                fs::remove_dir(group)?;
-                life
-            }
             By::Job(account) => jobs(place, gpus, account, false, rest),
             By::Before => jobs(place, gpus, job::ACCOUNT, true, rest),
             By::Srun(words, ranks) => self.srun(words, ranks),
@@ -214,7 +210,7 @@ pub fn now() -> Result<f64> {
 
 fn daemons(place: &Place, gpus: &[Gpu], rest: Duration) -> Result<Life> {
     let begin = |(number, gpu): (usize, &Gpu)| {
-        let daemon = place.daemon(&gpu.uuid, &format!("floor{number}"))?;
+        let daemon = Daemon::start(place, &gpu.uuid, &format!("floor{number}"))?;
         Ok((milliseconds(daemon.ready), daemon))
     };
     life(gpus, rest, begin, |(_, daemon)| {
@@ -300,47 +296,16 @@ fn hidden<T: Send>(files: &[PathBuf], work: impl FnOnce() -> Result<T> + Send) -
     done.unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
-/// What `mps-prologue` takes for jobs with account strings that do not ask for MPS.
-pub fn not_asked(scene: &mut Scene<'_>) -> Result<()> {
-    const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
-    const MOST_MS: f64 = 5.0;
-    let run = scene.run;
-    let job = Job::new(&run.place, "6000.srv", PLAIN, &[&run.gpu().uuid])?;
-    let waits = in_turn(&[()], run.pairs, |(), round| {
-        let other = OTHERS[round % OTHERS.len()];
-        Ok(job.prologue_with(other)?.success()?.ms())
-    })?;
-    scene.section.fact("not_asked_ms_spread", spread(&waits[0]));
-    let name = format!("a job that did not ask waits less than {MOST_MS} ms");
-    scene
-        .section
-        .check(name, median(&waits[0]) < MOST_MS, spread(&waits[0]));
-    Ok(())
-}
-
-/// Ranks on GPUs, compared with and without MPS.
-struct Row {
-    gpus: usize,
-    ranks: usize,
-    /// It has this part of the run's pairs.
-    part: usize,
-}
-
-const fn row(gpus: usize, ranks: usize, part: usize) -> Row {
-    Row { gpus, ranks, part }
-}
-
-const ROWS: [Row; 7] = [
-    row(1, 1, 1),
-    row(1, 2, 2),
-    row(1, 8, 1),
-    row(1, 16, 4),
-    row(2, 2, 4),
-    row(2, 8, 4),
-    row(2, 16, 4),
+/// GPUs and ranks, compared with and without MPS, and which part of the run's pairs a row has.
+const ROWS: [(usize, usize, usize); 7] = [
+    (1, 1, 1),
+    (1, 2, 2),
+    (1, 8, 1),
+    (1, 16, 4),
+    (2, 2, 4),
+    (2, 8, 4),
+    (2, 16, 4),
 ];
-const WITHOUT: &str = "first_kernel_ms";
-const WITH: &str = "first_kernel_mps_ms";
 
 /// From `srun` to the end of the last rank's first kernel, and to the end of `srun`.
 pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
@@ -353,68 +318,46 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
         },
         ratio("srun_ratio", (1, END), (0, END)),
     ];
-    let mut rows = Vec::new();
-    for row in ROWS.iter().filter(|row| row.gpus <= scene.run.gpus.len()) {
-        let words = ["--gres=gpu:1", "--gres=gpu:2"][row.gpus - 1];
-        let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][row.gpus - 1];
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    let gpus_here = scene.run.gpus.len();
+    for (gpus, ranks, part) in ROWS.into_iter().filter(|row| row.0 <= gpus_here) {
+        let words = ["--gres=gpu:1", "--gres=gpu:2"][gpus - 1];
+        let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][gpus - 1];
         let sides = [
-            Side::new([WITHOUT, "srun_ms"], By::Srun(words, row.ranks)),
-            Side::new([WITH, "srun_mps_ms"], By::Srun(with, row.ranks)),
+            Side::new(["first_kernel_ms", "srun_ms"], By::Srun(words, ranks)),
+            Side::new(
+                ["first_kernel_mps_ms", "srun_mps_ms"],
+                By::Srun(with, ranks),
+            ),
         ];
-        let name = name_of(row.ranks, row.gpus);
+        let several = |count| if count == 1 { "" } else { "s" };
+        let (of_ranks, of_gpus) = (several(ranks), several(gpus));
+        let name = format!("{ranks} rank{of_ranks} on {gpus} GPU{of_gpus}");
         eprintln!("hardware: {name}");
         let outer = std::mem::replace(scene.section, Section::new("row"));
-        let measured = scene.sides(&sides, scene.run.pairs.div_ceil(row.part).max(2), &ratios);
+        let measured = scene.sides(&sides, scene.run.pairs.div_ceil(part).max(2), &ratios);
         let own = std::mem::replace(scene.section, outer);
-        measured?;
+        let begins = measured?.into_iter().map(|medians| medians[BEGIN]);
+        let kinds = [("without MPS", plot::WITHOUT), ("--mps", plot::WITH)];
+        bars.extend(begins.zip(kinds).map(|(to, (side, kind))| Bar {
+            name: format!("{name}, {side}"),
+            to,
+            said: format!("{to:.0} ms"),
+            kind,
+            begins: kind == plot::WITHOUT,
+        }));
         for check in own.checks {
-            scene
-                .section
-                .check(format!("{name}: {}", check.name), check.ok, check.seen);
+            let name = format!("{name}: {}", check.name);
+            scene.section.check(name, check.ok, check.seen);
         }
         let mut table = own.facts;
-        table.insert("gpus".into(), (row.gpus as i64).into());
-        table.insert("ranks".into(), (row.ranks as i64).into());
+        table.insert("gpus".into(), (gpus as i64).into());
+        table.insert("ranks".into(), (ranks as i64).into());
         rows.push(table);
     }
-    scene.run.keep("first-kernel.svg", &picture(&rows)?)?;
+    let titles = ["From srun to the end of the first kernel of the last rank"];
+    let picture = plot::bars(&titles, &bars);
+    scene.run.keep("first-kernel.svg", &picture)?;
     scene.section.fact("rows", rows);
     Ok(())
-}
-
-fn name_of(ranks: usize, gpus: usize) -> String {
-    let several = |count| if count == 1 { "" } else { "s" };
-    format!(
-        "{ranks} rank{} on {gpus} GPU{}",
-        several(ranks),
-        several(gpus)
-    )
-}
-
-/// The bars of the first kernels.
-fn picture(rows: &[Table]) -> Result<String> {
-    let mut bars = Vec::new();
-    for row in rows {
-        let number = |key: &str| row[key].as_integer().unwrap_or(0) as usize;
-        let name = name_of(number("ranks"), number("gpus"));
-        let sides = [
-            (WITHOUT, "without MPS", plot::WITHOUT),
-            (WITH, "--mps", plot::WITH),
-        ];
-        for (key, side, kind) in sides {
-            let times = row.get(key).and_then(Value::as_array);
-            let times = times.with_context(|| format!("no '{key}'"))?;
-            let times: Vec<f64> = times.iter().filter_map(Value::as_float).collect();
-            let to = median(&times);
-            bars.push(Bar {
-                name: format!("{name}, {side}"),
-                to,
-                said: format!("{to:.0} ms"),
-                kind,
-                begins: kind == plot::WITHOUT,
-            });
-        }
-    }
-    let titles = ["From srun to the end of the first kernel of the last rank"];
-    Ok(plot::bars(&titles, &bars))
 }

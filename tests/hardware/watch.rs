@@ -4,15 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use ::tests::child::alive;
+use ::tests::double::look::walk;
 use ::tests::samples::milliseconds;
 use anyhow::{Result, bail};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(1);
@@ -28,6 +30,7 @@ const PROGRAMS: [&str; 8] = [
     "cuda-load",
     "srun",
 ];
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
     /// Milliseconds since the watch began.
@@ -53,7 +56,18 @@ impl Watch {
     /// Begins now; `run` is the run directory of mpsd.
     pub fn start(run: &Path) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut watcher = Watcher::new(run)?;
+        let mut watcher = Watcher {
+            run: run.to_owned(),
+            began: Instant::now(),
+            marks: Vec::new(),
+            processes: BTreeMap::new(),
+            files: BTreeMap::new(),
+            logs: BTreeMap::new(),
+        };
+        // What is there already: its end is a mark, its start is not.
+        watcher.look()?;
+        watcher.marks.clear();
+        watcher.began = Instant::now();
         let (began, stopped) = (watcher.began, Arc::clone(&stop));
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
@@ -80,120 +94,81 @@ impl Watch {
 }
 
 struct Watcher {
+    run: PathBuf,
     began: Instant,
     marks: Vec<Mark>,
-    /// Known processes, with their names as soon as they have one.
-    processes: BTreeMap<i32, (Instant, Option<String>)>,
-    files: Inotify,
-    directories: Vec<(WatchDescriptor, PathBuf)>,
+    /// When each was first seen, and its name from when it has one until it ends.
+    processes: BTreeMap<u32, (Instant, Option<String>)>,
+    /// With their inodes: a file that is written anew has another.
+    files: BTreeMap<PathBuf, u64>,
     logs: BTreeMap<PathBuf, (File, String)>,
 }
 
 impl Watcher {
-    fn new(run: &Path) -> Result<Self> {
-        let mut watcher = Self {
-            began: Instant::now(),
-            marks: Vec::new(),
-            processes: BTreeMap::new(),
-            files: Inotify::init(InitFlags::IN_NONBLOCK)?,
-            directories: Vec::new(),
-            logs: BTreeMap::new(),
-        };
-        // Older processes: their ends are marks, their starts are not.
-        watcher.find_processes(true);
-        watcher.watch(run);
-        watcher.marks.clear();
-        watcher.began = Instant::now();
-        Ok(watcher)
-    }
-
     fn mark(&mut self, who: &str, what: String) {
         let at = milliseconds(self.began.elapsed());
         self.marks.push(Mark::new(at, who, what));
     }
 
     fn look(&mut self) -> Result<()> {
-        self.find_processes(false);
-        self.read_files();
+        self.look_at_processes();
+        self.look_at_files();
         self.read_logs()
     }
 
-    fn find_processes(&mut self, all_old: bool) {
+    fn look_at_processes(&mut self) {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let pids: BTreeSet<i32> = pids.collect();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let pids: BTreeSet<u32> = pids.collect();
+        let mut changes = Vec::new();
         for pid in &pids {
             let known = self.processes.entry(*pid).or_insert((Instant::now(), None));
-            if known.1.is_some() || (known.0.elapsed() > UNNAMED && !all_old) {
-                continue;
-            }
-            if let Some(name) = name(*pid) {
-                known.1 = Some(name.clone());
-                self.mark(&name, format!("starts ({pid})"));
+            if known.1.is_none() && known.0.elapsed() <= UNNAMED {
+                known.1 = name(*pid);
+                changes.extend(
+                    known
+                        .1
+                        .clone()
+                        .map(|name| (name, format!("starts ({pid})"))),
+                );
             }
         }
-        let known = self.processes.keys().copied();
-        let gone = known.filter(|pid| !pids.contains(pid) || is_zombie(*pid));
-        for pid in gone.collect::<Vec<_>>() {
-            if let Some((_, Some(name))) = self.processes.remove(&pid) {
-                self.mark(&name, format!("has ended ({pid})"));
+        for (pid, (_, name)) in &mut self.processes {
+            if name.is_some() && !alive(*pid) {
+                changes.extend(name.take().map(|name| (name, format!("has ended ({pid})"))));
             }
-            if pids.contains(&pid) {
-                // A zombie is reported once.
-                self.processes.insert(pid, (self.began, None));
-            }
+        }
+        self.processes.retain(|pid, _| pids.contains(pid));
+        for (name, what) in changes {
+            self.mark(&name, what);
         }
     }
 
-    /// Watches a directory and its directories of jobs.
-    fn watch(&mut self, directory: &Path) {
-        let flags = AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_ONLYDIR;
-        let Ok(watched) = self.files.add_watch(directory, flags) else {
-            return;
-        };
-        self.directories.push((watched, directory.to_owned()));
-        // What existed before the watch.
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            self.made(&entry.path(), "is there");
+    fn look_at_files(&mut self) {
+        let mut files = BTreeMap::new();
+        walk(&self.run, &mut |path, about| {
+            files.insert(path.to_owned(), about.ino());
+            !path.ends_with("reports")
+        });
+        let before = std::mem::replace(&mut self.files, files.clone());
+        let mut changes = Vec::new();
+        for (path, inode) in &files {
+            match before.get(path) {
+                None => changes.push((path, "is made")),
+                Some(before) if before != inode => changes.push((path, "is written")),
+                Some(_) => {}
+            }
         }
-    }
-
-    fn made(&mut self, path: &Path, how: &str) {
-        let name = path.file_name().unwrap_or_default();
-        let name = name.to_string_lossy().into_owned();
-        if name.ends_with(".log") && !self.logs.contains_key(path) {
-            let file = File::open(path).ok();
-            self.logs
-                .extend(file.map(|file| (path.to_owned(), (file, String::new()))));
-        }
-        if !name.starts_with('.') {
-            self.mark("files", format!("'{name}' {how}"));
-        }
-        if path.is_dir() && name != "reports" {
-            self.watch(path);
-        }
-    }
-
-    fn read_files(&mut self) {
-        for event in self.files.read_events().unwrap_or_default() {
-            let mut watched = self.directories.iter();
-            let directory = watched.find(|(watched, _)| *watched == event.wd);
-            let (Some((_, directory)), Some(name)) = (directory, &event.name) else {
-                continue;
-            };
-            let path = directory.join(name);
-            if event.mask.contains(AddWatchFlags::IN_DELETE) {
-                let name = name.to_string_lossy().into_owned();
-                if !name.starts_with('.') {
-                    self.mark("files", format!("'{name}' is removed"));
-                }
-            } else if event.mask.contains(AddWatchFlags::IN_MOVED_TO) {
-                self.made(&path, "is written");
-            } else {
-                self.made(&path, "is made");
+        let gone = before.keys().filter(|path| !files.contains_key(*path));
+        changes.extend(gone.map(|path| (path, "is removed")));
+        for (path, how) in changes {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.ends_with(".log") && !self.logs.contains_key(path) {
+                let log = File::open(path).map(|file| (path.clone(), (file, String::new())));
+                self.logs.extend(log);
+            }
+            if !name.starts_with('.') {
+                self.mark("files", format!("'{name}' {how}"));
             }
         }
     }
@@ -219,7 +194,7 @@ impl Watcher {
 }
 
 /// A process of one of [`PROGRAMS`]: its name and its first argument.
-fn name(pid: i32) -> Option<String> {
+fn name(pid: u32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let program = words.next()?;
@@ -228,11 +203,4 @@ fn name(pid: i32) -> Option<String> {
     PROGRAMS.contains(&&*program).then_some(())?;
     let option = words.next().filter(|word| word.starts_with('-'));
     Some(option.map_or_else(|| program.clone(), |option| format!("{program} {option}")))
-}
-
-fn is_zombie(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ")
-        .next()
-        .is_some_and(|rest| rest.starts_with(['Z', 'X']))
 }
