@@ -1,12 +1,8 @@
 //! OpenPBS without pbs_cgroups: which jobs have GPUs, although PBS names none.
 
-use crate::jobs::{attached, bare, begins, client, ends, is_refused, says};
+use crate::jobs::{attached, bare, begins, client, ends, is_refused, openpbs, says};
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, OTHER_USER, Product};
-
-fn cluster() -> Cluster {
-    Cluster::new(Product::OpenPbs, &["nodea"])
-}
 
 /// A stock server gives a number of GPUs without names. If that leaves a doubt, the job is refused.
 /// The compute mode stays: whatever the job's request says, `qrun -H` may bring another job to the
@@ -32,18 +28,14 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
         let job = c.job("MPS=true,MPS_THREADS=50").on(&[gpus]).stock(place);
         if is_served {
             begins(&mut c, &job);
-            let modes = c.gpus[0].modes();
-            assert!(
-                modes.iter().all(|found| found == "default"),
-                "{place} {state} {modes:?}"
-            );
+            assert_eq!(c.gpus[0].modes(), vec!["default"; here]);
             attached(&client(&mut c, &job), &job, "nodea", 66, None);
         } else {
-            let allowed = "allowed: all 2 GPUs of the node, or the node alone";
-            says(
-                &is_refused(&mut c, &job),
-                &["pbs_cgroups is not there to name them", allowed],
-            );
+            let words = [
+                "pbs_cgroups is not there to name them",
+                "allowed: all 2 GPUs of the node, or the node alone",
+            ];
+            says(&is_refused(&mut c, &job), &words);
         }
         ends(&mut c, &job);
     }
@@ -53,7 +45,7 @@ fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
 /// not yet forgotten counts no more.
 #[test]
 fn a_job_is_alone_if_its_mom_has_no_other_that_runs() {
-    let mut c = cluster();
+    let mut c = openpbs(&["nodea"], "");
     let other = c.job("proj1").of(OTHER_USER).stock("free");
     c.openpbs_files(&other);
     let job = c.job("MPS=true").stock("free:exclhost");

@@ -1,7 +1,8 @@
 //! `MPS=auto`, asked by the job itself and for the jobs of a queue.
 
 use crate::jobs::{
-    attached_without_limits, bare, begins, client, ends, says, says_once, shell, task_client,
+    attached, attached_without_limits, bare, begins, client, ends, on_both, openpbs, root,
+    says_once, shell, task_client,
 };
 use std::time::{Duration, Instant};
 use tests::double::Builder;
@@ -10,28 +11,12 @@ use tests::mom::cluster::{Cluster, Job, Product};
 const CONFIG: &str = "[pbs]\nauto_queues = [\"gpus\", \"more\"]\n";
 const WHY: &str = "auto: no MPS, because 1 task on 1 GPU";
 
-fn on_both(config: &str, test: impl Fn(&mut Cluster)) {
-    for product in Product::ALL {
-        println!("under {}", product.name());
-        test(&mut Cluster::with(
-            product,
-            &["nodea"],
-            Builder::fast,
-            config,
-        ));
-    }
-}
-
 /// What the job's main shell sees, and a task of TM and a client on each node; without the job's
 /// own number.
 fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     let nothing_runs = |c: &Cluster| {
         for gpus in &c.gpus {
-            assert!(
-                gpus.modes().iter().all(|mode| mode == "default"),
-                "{:?}",
-                gpus.modes()
-            );
+            assert_eq!(gpus.modes(), ["default", "default"]);
             assert!(gpus.daemons().is_empty());
         }
     };
@@ -49,11 +34,8 @@ fn seen(c: &mut Cluster, job: &Job) -> Vec<String> {
     records.extend((0..job.gpus.len()).map(|at| task_client(c, job, at, "")));
     for record in &records {
         bare(record);
-        all.push(
-            ["sms", "uuids", "visible"]
-                .map(|name| record[name].to_string())
-                .join(" "),
-        );
+        let facts = ["sms", "uuids", "visible"].map(|name| record[name].to_string());
+        all.push(facts.join(" "));
     }
     nothing_runs(c);
     ends(c, job);
@@ -95,16 +77,11 @@ fn is_the_job_without_us(product: Product) {
                 };
                 let without = |all: &[String]| -> Vec<String> {
                     let lines = all.iter().flat_map(|text| text.lines());
-                    lines
-                        .filter(|line| !known(line))
-                        .map(str::to_owned)
-                        .collect()
+                    let others = lines.filter(|line| !known(line));
+                    others.map(str::to_owned).collect()
                 };
-                assert_eq!(
-                    without(&found),
-                    without(&expected),
-                    "{settings} {gpus:?} '{account}'"
-                );
+                let (found, expected) = (without(&found), without(&expected));
+                assert_eq!(found, expected, "{settings} {gpus:?} '{account}'");
             }
         }
     }
@@ -122,7 +99,7 @@ fn a_job_that_auto_gives_nothing_is_the_job_without_us_under_openpbs() {
 
 #[test]
 fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
-    on_both(CONFIG, |c| {
+    on_both(&["nodea"], CONFIG, |c| {
         for (account, queue, tasks, mps) in [
             ("", "gpus", 4, true),
             ("proj1", "more", 3, true),
@@ -134,14 +111,9 @@ fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
             begins(c, &job);
             // A user who did not ask must not notice.
             let asked = account.ends_with("=true");
-            let mode = if asked {
-                "exclusive_process"
-            } else {
-                "default"
-            };
+            let mode = ["default", "exclusive_process"][usize::from(asked)];
             assert_eq!(c.gpus[0].modes()[0], mode, "{account} {queue}");
-            let records = [client(c, &job), task_client(c, &job, 0, "")];
-            for record in &records {
+            for record in &[client(c, &job), task_client(c, &job, 0, "")] {
                 match mps {
                     true => attached_without_limits(record, &job),
                     false => bare(record),
@@ -155,7 +127,7 @@ fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
 
 #[test]
 fn a_user_who_says_auto_reads_once_what_it_found() {
-    on_both("", |c| {
+    on_both(&["nodea"], "", |c| {
         let job = c.job("proj1,MPS=auto").tasks(1);
         begins(c, &job);
         bare(&client(c, &job));
@@ -163,24 +135,15 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
         // In a job that auto gives no MPS, a script's own commands for MPS do no harm.
         bare(&task_client(c, &job, 0, "/usr/bin/mpsctl exec -- "));
         says_once(&c.told(&job), &[WHY]);
-        says(
-            &c.nodes[0].sh_exits(1, &format!("mpsctl status {}", job.id)),
-            &[WHY],
-        );
+        root(c, 1, &format!("mpsctl status {}", job.id), &[WHY]);
         ends(c, &job);
         let job = c.job("MPS=auto,MPS_THREADS=50").tasks(4);
         begins(c, &job);
-        let record = client(c, &job);
-        assert_eq!(
-            (&record["under_mps"], &record["sms"]),
-            (&true.into(), &66.into()),
-            "{record}"
-        );
-        let status = c.nodes[0].sh(&format!("mpsctl status {}", job.id));
-        says(&status, &["auto: MPS, because 4 tasks on 1 GPU"]);
+        attached(&client(c, &job), &job, "nodea", 66, None);
+        let why = "auto: MPS, because 4 tasks on 1 GPU";
+        root(c, 0, &format!("mpsctl status {}", job.id), &[why]);
         ends(c, &job);
-        let report = c.nodes[0].sh(&format!("mpsctl report {}", job.id));
-        says(&report, &["auto: MPS, because 4 tasks on 1 GPU"]);
+        root(c, 0, &format!("mpsctl report {}", job.id), &[why]);
     });
 }
 
@@ -188,24 +151,17 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
 /// that start.
 #[test]
 fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
-    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, CONFIG);
+    let mut c = openpbs(&["nodea"], CONFIG);
     c.impatient_mom = true;
     c.nodes[0].sh("printf '#!/bin/sh\\nsleep 30\\n' >/usr/bin/mps-prologue");
     let job = c.job("").in_queue("gpus");
     c.openpbs_files(&job);
     let started = Instant::now();
     let hooked = c.openpbs_tried(&job, 0);
-    assert!(
-        started.elapsed() < Duration::from_secs(6),
-        "{:?}",
-        started.elapsed()
-    );
-    assert_eq!(
-        (hooked.verdict.as_str(), hooked.run_count),
-        ("reject", Some(0)),
-        "{}",
-        hooked.message
-    );
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    let found = (hooked.verdict.as_str(), hooked.run_count);
+    assert_eq!(found, ("reject", Some(0)), "{}", hooked.message);
     assert!(hooked.execution_time.is_some());
     let running = c.nodes[0].sh("ps -eo args=");
     assert!(!running.contains("sleep 30"), "{running}");
@@ -213,19 +169,19 @@ fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
 
 #[test]
 fn a_script_or_hook_with_other_queues_is_told() {
-    on_both(CONFIG, |c| {
+    on_both(&["nodea"], CONFIG, |c| {
         let told = "asks for the jobs of other queues than auto_queues";
-        let before = c.nodes[0].try_sh("mpsctl pbs check").1;
-        assert!(!before.contains(told), "{before}");
-        says(
-            &before,
-            &["has MPS only if its script names an MPI launcher"],
-        );
-        c.nodes[0].sh("sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml");
-        says(&c.nodes[0].try_sh("mpsctl pbs check").1, &[told]);
-        c.nodes[0].sh("mpsctl pbs install");
-        let after = c.nodes[0].try_sh("mpsctl pbs check").1;
-        assert!(!after.contains(told), "{after}");
+        let launcher = "has MPS only if its script names an MPI launcher";
+        for (change, is_told) in [
+            ("true", false),
+            ("sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml", true),
+            ("mpsctl pbs install", false),
+        ] {
+            c.nodes[0].sh(change);
+            let text = c.nodes[0].try_sh("mpsctl pbs check").1;
+            assert_eq!(text.contains(told), is_told, "{change}: {text}");
+            assert!(text.contains(launcher), "{change}: {text}");
+        }
     });
 }
 
@@ -233,7 +189,7 @@ fn a_script_or_hook_with_other_queues_is_told() {
 /// begins.
 #[test]
 fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
-    on_both(CONFIG, |c| {
+    on_both(&["nodea"], CONFIG, |c| {
         let own = "nvidia-cuda-mps-control -d\nmpirun -n 4 ./prog\n";
         for (script, why) in [
             (own, "names nvidia-cuda-mps"),
@@ -246,32 +202,28 @@ fn a_job_of_the_queue_that_could_notice_is_left_out_and_reads_nothing() {
                 "names no mpirun",
             ),
         ] {
-            let job = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
+            let job = c.job("").on(&[&[0, 1]]).in_queue("gpus");
             let job = job.with_script(script);
             begins(c, &job);
             bare(&client(c, &job));
             bare(&task_client(c, &job, 0, ""));
             assert_eq!(c.told(&job), "", "{script}");
-            let status = c.nodes[0].sh_exits(1, &format!("mpsctl status {}", job.id));
-            says(&status, &["auto: no MPS, because", why]);
+            let words = ["auto: no MPS, because", why];
+            root(c, 1, &format!("mpsctl status {}", job.id), &words);
             ends(c, &job);
         }
-        let root = c
-            .job("")
-            .on(&[&[0, 1]])
-            .tasks(4)
-            .in_queue("gpus")
-            .of(("root", 0));
-        begins(c, &root);
-        assert_eq!(c.told(&root), "");
-        ends(c, &root);
+        let job = c.job("").on(&[&[0, 1]]).in_queue("gpus");
+        let of_root = job.of(("root", 0));
+        begins(c, &of_root);
+        assert_eq!(c.told(&of_root), "");
+        ends(c, &of_root);
     });
 }
 
 #[test]
 fn a_job_of_the_queue_whose_daemon_has_ended_or_whose_user_has_a_directory_runs() {
-    on_both(CONFIG, |c| {
-        let job = c.job("").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
+    on_both(&["nodea"], CONFIG, |c| {
+        let job = c.job("").on(&[&[0, 1]]).in_queue("gpus");
         begins(c, &job);
         let pid = "$(cat /run/mpsd/jobs/*/pipe/nvidia-cuda-mps-control.pid)";
         c.nodes[0].sh(&format!(

@@ -1,18 +1,17 @@
 //! What holds under the moms of both products.
 
 use crate::jobs::{
-    NoControl, attached, attached_without_limits, begins, begun, client, ends, free, on_both,
-    rank_variable, says, says_once, shell, task_client, task_is_refused,
+    NoControl, attached, attached_without_limits, begins, begun, client, ends, free, on_both, root,
+    says, says_once, shell, task_client, task_is_refused,
 };
 use std::collections::BTreeSet;
 use std::time::Instant;
-use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
 #[test]
 fn a_job_that_asks_has_its_mps_and_its_limits_in_its_shell_and_its_tasks() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         for (account, sms, limit) in [
             ("MPS=true", 132, None),
             ("proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G", 32, Some(2048)),
@@ -27,9 +26,9 @@ fn a_job_that_asks_has_its_mps_and_its_limits_in_its_shell_and_its_tasks() {
             let mut records = c.records(0);
             assert_eq!(records.len(), 4, "{account}");
             records.push(task_client(c, &job, 0, ""));
-            records
-                .iter()
-                .for_each(|record| attached(record, &job, "nodea", sms, limit));
+            for record in &records {
+                attached(record, &job, "nodea", sms, limit);
+            }
             assert_eq!(c.told(&job), "", "{account}");
             ends(c, &job);
         }
@@ -39,25 +38,36 @@ fn a_job_that_asks_has_its_mps_and_its_limits_in_its_shell_and_its_tasks() {
 /// Users name a job as qstat does, before its end and after.
 #[test]
 fn the_number_of_a_job_is_enough() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         let number = "4711";
         let id = c.job("").id.replace("1.", &format!("{number}."));
         let job = Job::new(&id, "MPS=true,MPS_THREADS=25");
         begins(c, &job);
         let by_user = format!("setpriv --reuid {} --regid {0} --clear-groups", job.user.1);
         for who in [by_user.as_str(), ""] {
-            let mpsctl = |words: &str| format!("{who} mpsctl {words} 2>&1");
-            let env = c.nodes[0].sh(&mpsctl(&format!("env --job {number}")));
-            says(&env, &[&format!("MPSD_JOB='{}'", job.id)]);
-            let exec = c.nodes[0].sh(&mpsctl(&format!("exec --job {number} -- /usr/bin/env")));
-            says(&exec, &[&format!("MPSD_JOB={}", job.id)]);
+            for (words, told) in [
+                (
+                    format!("env --job {number}"),
+                    format!("MPSD_JOB='{}'", job.id),
+                ),
+                (
+                    format!("exec --job {number} -- /usr/bin/env"),
+                    format!("MPSD_JOB={}", job.id),
+                ),
+            ] {
+                root(c, 0, &format!("{who} mpsctl {words} 2>&1"), &[&told]);
+            }
         }
-        let none = c.nodes[0].sh("mpsctl env --job 987654 2>&1 || :");
-        says(&none, &["job 987654: it has no MPS on this node"]);
+        let none = "job 987654: it has no MPS on this node";
+        root(c, 0, "mpsctl env --job 987654 2>&1 || :", &[none]);
+        // It is not taken for one of Slurm.
+        let (_, text) = c.nodes[0].try_sh("mpsctl status 987654");
+        says(&text, &["job 987654 has no MPS on this node"]);
+        assert!(!text.contains("srun"), "{text}");
         ends(c, &job);
         for who in [by_user.as_str(), ""] {
-            let report = c.nodes[0].sh(&format!("{who} mpsctl report {number}"));
-            says(&report, &[&format!("job {} of ", job.id)]);
+            let report = format!("job {} of ", job.id);
+            root(c, 0, &format!("{who} mpsctl report {number}"), &[&report]);
         }
     });
 }
@@ -66,11 +76,13 @@ fn the_number_of_a_job_is_enough() {
 /// have ranks.
 #[test]
 fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
-    on_both(&["nodea", "nodeb"], |c| {
-        let rank = rank_variable(c);
-        let job = c
-            .job("MPS=per-gpu,MPS_THREADS=25:50")
-            .on(&[&[0, 1], &[0, 1]]);
+    on_both(&["nodea", "nodeb"], "", |c| {
+        let [rank, launcher] = match c.product {
+            Product::Torque => ["OMPI_COMM_WORLD_LOCAL_RANK", "/tmp/orted"],
+            Product::OpenPbs => ["PALS_LOCAL_RANKID", "/tmp/prted"],
+        };
+        let job = c.job("MPS=per-gpu,MPS_THREADS=25:50");
+        let job = job.on(&[&[0, 1], &[0, 1]]);
         begins(c, &job);
         let (held, client) = (Cluster::client("--hold 0.2"), Cluster::client(""));
         let size = rank.replace("RANKID", "SIZE").replace("RANK", "SIZE");
@@ -82,25 +94,17 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         let outside = records.remove(0);
         says(&outside["error"].to_string(), &["100"]);
         let told = c.told(&job);
-        let repeats =
-            "2 thread percentages by local rank for 4 tasks on this node: the list repeats";
-        let by_mpirun = "its script names mpirun";
-        says(
-            &told,
-            &["a program without a rank sees no GPU", by_mpirun, repeats],
-        );
-        let lines = match c.product {
-            Product::Torque => 3,
-            Product::OpenPbs => 2,
-        };
+        let words = [
+            "a program without a rank sees no GPU",
+            "its script names mpirun",
+            "2 thread percentages by local rank for 4 tasks on this node: the list repeats",
+        ];
+        says(&told, &words);
+        let lines = if c.product == Product::Torque { 3 } else { 2 };
         assert_eq!(told.lines().count(), lines, "{told}");
         assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
-        let daemons: BTreeSet<_> = records
-            .iter()
-            .filter_map(|record| record["daemon_pid"].as_u64())
-            .collect();
-        assert_eq!(daemons.len(), 2);
-        let launcher = ["/tmp/orted", "/tmp/prted"][usize::from(c.product == Product::OpenPbs)];
+        let daemons = records.iter().map(|record| record["daemon_pid"].as_u64());
+        assert_eq!(daemons.collect::<BTreeSet<_>>().len(), 2);
         let ranks = format!(
             "#!/bin/sh\nfor r in 0 1; do {rank}=$r mpsctl exec -- {} & done; wait\n",
             Cluster::client_on("nodeb")
@@ -113,13 +117,8 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
         for record in &records {
             let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
             let at = usize::from(record["node"] == "nodeb");
-            attached(
-                record,
-                &job,
-                ["nodea", "nodeb"][at],
-                [32, 66][rank % 2],
-                None,
-            );
+            let (node, sms) = (["nodea", "nodeb"][at], [32, 66][rank % 2]);
+            attached(record, &job, node, sms, None);
             assert_eq!(record["visible"], c.gpus[at].uuids()[rank % 2], "{record}");
             let pipe = record["pipe_directory"].as_str().unwrap();
             assert!(pipe.ends_with(&format!("/pipe-{}", rank % 2)), "{record}");
@@ -134,7 +133,7 @@ fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
 
 #[test]
 fn each_node_of_a_job_serves_its_own_gpu() {
-    on_both(&["nodea", "nodeb"], |c| {
+    on_both(&["nodea", "nodeb"], "", |c| {
         let job = c.job("MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
         begins(c, &job);
         assert_eq!(c.gpus[1].modes(), ["default", "exclusive_process"]);
@@ -154,11 +153,9 @@ const HOLDER: &str = "trap '' HUP; setsid sleep 30 & echo $! >/tmp/holder; exit 
 /// `qsub -I` would hang if a daemon kept the terminal, or a descriptor of the prologue's, open.
 #[test]
 fn an_interactive_job_ends_with_its_user() {
-    for product in Product::ALL {
-        println!("under {}", product.name());
-        let c = &mut Cluster::new(product, &["nodea"]);
+    on_both(&["nodea"], "", |c| {
         let job = c.job("MPS=true").interactive();
-        let prologue = match product {
+        let prologue = match c.product {
             Product::Torque => {
                 c.torque_files(&job);
                 let run = c.torque_run(&job, 0, "prologue", None);
@@ -171,34 +168,31 @@ fn an_interactive_job_ends_with_its_user() {
                 None
             }
         };
-        let run = Run {
-            stdout: Stream::Terminal,
-            stderr: Stream::Terminal,
-            ..c.shell(&job, &Cluster::client("")).unwrap()
+        let on_terminal = |c: &mut Cluster, script: &str| {
+            let run = Run {
+                stdout: Stream::Terminal,
+                stderr: Stream::Terminal,
+                ..c.shell(&job, script).unwrap()
+            };
+            let shell = c.nodes[0].start(run).unwrap();
+            assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+            shell
         };
-        let shell = c.nodes[0].start(run).unwrap();
-        assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+        let shell = on_terminal(c, &Cluster::client(""));
         attached_without_limits(&c.records(0)[0], &job);
         let held = c.nodes[0].is_held(prologue.unwrap_or(shell));
         assert!(!held, "a daemon holds qsub's socket or its terminal");
         // A process that does is seen.
-        let run = Run {
-            stdout: Stream::Terminal,
-            stderr: Stream::Terminal,
-            ..c.shell(&job, HOLDER).unwrap()
-        };
-        let shell = c.nodes[0].start(run).unwrap();
-        assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+        let shell = on_terminal(c, HOLDER);
         assert!(c.nodes[0].is_held(shell));
         c.nodes[0].sh("kill -9 $(cat /tmp/holder)");
         ends(c, &job);
-    }
+    });
 }
 
 #[test]
 fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
-    for product in Product::ALL {
-        let c = &mut Cluster::with(product, &["nodea"], Builder::fast, "max_clients = 3\n");
+    on_both(&["nodea"], "max_clients = 3\n", |c| {
         let job = begun(c, "MPS=true");
         let client = Cluster::client("");
         let script = format!("{client}; eval \"$(mpsctl env)\"; mpsctl exec -- {client}");
@@ -206,14 +200,14 @@ fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
         let line = "a GPU takes 3 MPS clients, and this job has 4 tasks on each";
         says_once(&c.told(&job), &[line]);
         ends(c, &job);
-    }
+    });
 }
 
 /// The prologue itself must not refuse: the job would be tried again, or its output never
 /// delivered.
 #[test]
 fn a_refused_job_reads_why_once_and_its_script_does_not_run() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         for (account, word) in [
             ("MPS=true,MPS_THREADS=101", "MPS_THREADS=101"),
             ("MPS=maybe", "MPS=maybe"),
@@ -234,16 +228,13 @@ fn a_refused_job_reads_why_once_and_its_script_does_not_run() {
 
 #[test]
 fn a_fault_takes_the_node_offline_and_the_job_is_requeued() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         let fault = NoControl::on(c, 0);
         let job = c.job("MPS=true");
         let started = Instant::now();
         assert_eq!(c.begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
-        let took = started.elapsed();
-        assert!(
-            took.as_secs() < 5,
-            "a drained node needs no brake: {took:?}"
-        );
+        let took = started.elapsed().as_secs();
+        assert!(took < 5, "a drained node needs no brake: {took} s");
         let (state, note) = c.state("nodea");
         says(&note, &[&format!("mpsd: job {}: ", job.id)]);
         assert!(state == "offline" && note.len() <= 79, "{state} {note}");
@@ -257,7 +248,7 @@ fn a_fault_takes_the_node_offline_and_the_job_is_requeued() {
 
 #[test]
 fn an_end_without_a_begin_and_a_second_end_do_nothing() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         let job: Job = c.job("MPS=true,MPS_REPORT=off");
         ends(c, &job);
         begins(c, &job);
@@ -267,14 +258,5 @@ fn an_end_without_a_begin_and_a_second_end_do_nothing() {
         ends(c, &job);
         ends(c, &job);
         assert_eq!(c.told(&job), "");
-    });
-}
-
-#[test]
-fn the_number_of_a_job_that_is_not_here_is_not_taken_for_one_of_slurm() {
-    on_both(&["nodea"], |c| {
-        let (_, text) = c.nodes[0].try_sh("mpsctl status 999");
-        says(&text, &["job 999 has no MPS on this node"]);
-        assert!(!text.contains("srun"), "{text}");
     });
 }

@@ -10,10 +10,19 @@ pub fn never_ready(builder: Builder) -> Builder {
     builder.fast().fault(|faults| faults.start = "never".into())
 }
 
-pub fn on_both(nodes: &[&str], test: impl Fn(&mut Cluster)) {
-    for product in Product::ALL {
-        println!("under {}", product.name());
-        test(&mut Cluster::new(product, nodes));
+pub fn torque(nodes: &[&str], config: &str) -> Cluster {
+    Cluster::with(Product::Torque, nodes, Builder::fast, config)
+}
+
+pub fn openpbs(nodes: &[&str], config: &str) -> Cluster {
+    Cluster::with(Product::OpenPbs, nodes, Builder::fast, config)
+}
+
+pub fn on_both(nodes: &[&str], config: &str, test: impl Fn(&mut Cluster)) {
+    for make in [torque, openpbs] {
+        let c = &mut make(nodes, config);
+        println!("under {}", c.product.name());
+        test(c);
     }
 }
 
@@ -104,6 +113,17 @@ pub fn says_once(text: &str, words: &[&str]) {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
+/// Runs a command of root's on the first node. It must end with `code`, and say each of `words`.
+pub fn root(c: &mut Cluster, code: i32, command: &str, words: &[&str]) -> String {
+    let text = c.nodes[0].sh_exits(code, command);
+    says(&text, words);
+    text
+}
+
+pub fn checks(c: &mut Cluster, code: i32, words: &[&str]) -> String {
+    root(c, code, "mpsctl pbs check", words)
+}
+
 /// Asserts that a client ran through a daemon of this job on this node, with these limits in force.
 pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Option<u64>) {
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
@@ -146,12 +166,5 @@ impl NoControl {
 
     pub fn repair(self) {
         std::fs::rename(self.0.with_extension("aside"), self.0).expect("a control daemon");
-    }
-}
-
-pub fn rank_variable(c: &Cluster) -> &'static str {
-    match c.product {
-        Product::Torque => "OMPI_COMM_WORLD_LOCAL_RANK",
-        Product::OpenPbs => "PALS_LOCAL_RANKID",
     }
 }

@@ -35,8 +35,8 @@ fn all_scripts(product: Product) {
                 scope.spawn(move || run_all(product, run, all))
             })
             .collect();
-        runs.into_iter()
-            .map(|run| run.join().expect("a run of all scripts"))
+        let ends = runs.into_iter().map(|run| run.join());
+        ends.map(|ends| ends.expect("a run of all scripts"))
             .collect()
     });
     let mut wrong = Vec::new();
@@ -47,17 +47,15 @@ fn all_scripts(product: Product) {
             auto,
             asked,
         };
-        if let Err(error) = script.check(&three) {
-            wrong.push(format!("{}: {error}", script.name));
-        }
+        let checked = script.check(&three);
+        wrong.extend(
+            checked
+                .err()
+                .map(|error| format!("{}: {error}", script.name)),
+        );
     }
-    assert!(
-        wrong.is_empty(),
-        "{} of {}:\n{}",
-        wrong.len(),
-        all.len(),
-        wrong.join("\n")
-    );
+    let count = (wrong.len(), all.len());
+    assert!(wrong.is_empty(), "{count:?}:\n{}", wrong.join("\n"));
 }
 
 fn run_all(product: Product, run: usize, all: &[Script]) -> Vec<Outcome> {
@@ -88,32 +86,20 @@ fn furnish(c: &mut Cluster) {
 fn outcome(c: &mut Cluster, run: usize, script: &Script) -> Outcome {
     let (account, queue) = RUNS[run];
     let gpus: &[u32] = if script.gpus == 1 { &[0] } else { &[0, 1] };
-    let job = c
-        .job(account)
-        .on(&[gpus])
-        .tasks(script.tasks)
-        .in_queue(queue)
-        .with_script(script.text.clone().leak());
+    let job = c.job(account).on(&[gpus]).tasks(script.tasks);
+    let job = job.in_queue(queue);
+    let job = job.with_script(script.text.clone().leak());
     begins(c, &job);
     let started = std::time::Instant::now();
-    let ended = match c.shell(&job, &script.text) {
-        Ok(mut shell) => {
-            if c.product == Product::OpenPbs {
-                // The hook pbs_cgroups, which runs before ours, names the job's GPUs.
-                let names: Vec<String> = gpus
-                    .iter()
-                    .map(|gpu| c.gpus[0].uuids()[*gpu as usize].clone())
-                    .collect();
-                shell
-                    .env
-                    .entry("CUDA_VISIBLE_DEVICES".into())
-                    .or_insert(names.join(","));
-            }
-            c.nodes[0].run(shell)
-        }
-        Err(why) => panic!("{}: {why}", script.name),
-    };
-    let code = match ended {
+    let shell = c.shell(&job, &script.text);
+    let mut shell = shell.unwrap_or_else(|why| panic!("{}: {why}", script.name));
+    if c.product == Product::OpenPbs {
+        // The hook pbs_cgroups, which runs before ours, names the job's GPUs.
+        let names = c.gpus[0].uuids()[..gpus.len()].join(",");
+        let visible = shell.env.entry("CUDA_VISIBLE_DEVICES".into());
+        visible.or_insert(names);
+    }
+    let code = match c.nodes[0].run(shell) {
         Ended::Code(code) => code,
         other => panic!("{}: {other:?} {:?}", script.name, c.output(&job, 0)),
     };

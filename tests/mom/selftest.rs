@@ -1,7 +1,7 @@
 //! `mpsctl selftest` of an ordinary user by qsub. The test plays the server, and a client of the
 //! double plays the probe.
 
-use crate::jobs::{begins, on_both, says};
+use crate::jobs::{begins, on_both, openpbs, says, torque};
 use std::time::Duration;
 use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, USER};
@@ -81,16 +81,9 @@ fn ends(c: &mut Cluster, pid: i32, code: i32, words: &[&str]) -> String {
     text
 }
 
-fn is_deleted(c: &Cluster, id: &str) {
-    assert!(
-        c.server().join("deleted").join(id).exists(),
-        "job {id} stays"
-    );
-}
-
 #[test]
 fn a_healthy_node_passes() {
-    on_both(&["nodea"], |c| {
+    on_both(&["nodea"], "", |c| {
         let pid = start(c, &["--", "-q", "gpu", "-A", "proj1"]);
         let words = serve(c, 0).join(" ");
         says(&words, &["-A proj1,MPS=true,MPS_THREADS=50,MPS_MEM=1G"]);
@@ -111,25 +104,21 @@ fn a_healthy_node_passes() {
 /// The mom has nothing of ours, and the job itself reports that.
 #[test]
 fn a_node_without_our_prologue_fails() {
-    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let mut c = torque(&["nodea"], "");
     c.nodes[0].sh("mpsctl pbs uninstall; true");
     hang_up(&mut c.nodes[0]);
     c.nodes[0].sh("mpsctl pbs uninstall; true");
     let pid = start(&mut c, &[]);
     serve(&mut c, 1);
     let advice = "'mpsctl doctor' as root on the node";
-    ends(
-        &mut c,
-        pid,
-        2,
-        &["FAIL  job:", "it has no MPS on this node", advice],
-    );
+    let words = ["FAIL  job:", "it has no MPS on this node", advice];
+    ends(&mut c, pid, 2, &words);
 }
 
 /// With the real probe, because no machine without a GPU has the library.
 #[test]
 fn a_node_without_libcuda_is_told_as_that() {
-    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let mut c = torque(&["nodea"], "");
     if c.nodes[0].sh("ldconfig -p").contains("libcuda.so") {
         println!("skipped: this machine has libcuda");
         return;
@@ -137,57 +126,41 @@ fn a_node_without_libcuda_is_told_as_that() {
     let pid = start(&mut c, &[]);
     c.nodes[0].sh("cp /srv/build/mps-probe /usr/bin/mps-probe");
     serve(&mut c, 2);
-    let text = ends(
-        &mut c,
-        pid,
-        2,
-        &["job: it ran on nodea", "FAIL  libcuda: no libcuda.so.1"],
-    );
-    assert!(
-        !text.contains("behind '--'") && !text.contains("attached"),
-        "{text}"
-    );
+    let words = ["job: it ran on nodea", "FAIL  libcuda: no libcuda.so.1"];
+    let text = ends(&mut c, pid, 2, &words);
+    let others = ["behind '--'", "attached"];
+    assert!(!others.iter().any(|word| text.contains(word)), "{text}");
 }
 
+const LATE: &str = "it had not ended after 3 s, and was canceled";
+
+/// Also one whose qsub does not answer: it is in the queue, and its submitter does not know its id.
 #[test]
 fn a_late_job_and_the_job_of_an_interrupted_selftest_are_deleted() {
-    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
-    let pid = start(&mut c, &["--wait", "1"]);
-    ends(
-        &mut c,
-        pid,
-        2,
-        &["it had not ended after 1 s, and was canceled"],
-    );
-    is_deleted(&c, "0.pbsserver");
-    let pid = start(&mut c, &[]);
-    next(&c, "1.pbsserver");
-    c.nodes[0].signal(pid, 2);
-    ends(&mut c, pid, 2, &["ended by SIGINT"]);
-    is_deleted(&c, "1.pbsserver");
-}
-
-/// The job is in the queue, and its submitter does not know its id.
-#[test]
-fn a_job_whose_qsub_does_not_answer_is_deleted() {
-    for (product, wait, interrupted, words) in [
+    for (product, hangs, interrupted, told) in [
+        (Product::OpenPbs, false, false, LATE.to_owned()),
+        (Product::OpenPbs, false, true, "ended by SIGINT".into()),
         (
             Product::OpenPbs,
-            "3",
+            true,
             false,
-            "it had not ended after 3 s, and was canceled: 'qsub' had not answered",
+            format!("{LATE}: 'qsub' had not answered"),
         ),
-        (Product::Torque, "300", true, "ended by SIGINT"),
+        (Product::Torque, true, true, "ended by SIGINT".into()),
     ] {
         let mut c = Cluster::new(product, &["nodea"]);
-        c.serve("qsub-hangs", "");
+        if hangs {
+            c.serve("qsub-hangs", "");
+        }
+        let wait = if interrupted { "300" } else { "3" };
         let pid = start(&mut c, &["--wait", wait]);
         next(&c, "0.pbsserver");
         if interrupted {
             c.nodes[0].signal(pid, 2);
         }
-        ends(&mut c, pid, 2, &[words]);
-        is_deleted(&c, "0.pbsserver");
+        ends(&mut c, pid, 2, &[&told]);
+        let deleted = c.server().join("deleted/0.pbsserver");
+        assert!(deleted.exists(), "{product:?} {hangs}: the job stays");
     }
 }
 
@@ -195,15 +168,11 @@ fn a_job_whose_qsub_does_not_answer_is_deleted() {
 /// everybody.
 #[test]
 fn without_a_home_for_the_output_nothing_is_submitted() {
-    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    let mut c = openpbs(&["nodea"], "");
     for home in ["", "/nonexistent", "/etc"] {
         let pid = start_at(&mut c, home, &["--wait", "3"]);
-        ends(
-            &mut c,
-            pid,
-            2,
-            &[&format!("HOME is '{home}'"), "allowed: HOME="],
-        );
+        let words = [&*format!("HOME is '{home}'"), "allowed: HOME="];
+        ends(&mut c, pid, 2, &words);
         assert!(!c.server().join("queue/0.pbsserver").exists());
     }
 }

@@ -1,7 +1,7 @@
 //! Jobs of one user that share an MPS, because PBS may give their GPU to several jobs.
 
-use crate::jobs::{NoControl, begins, ends, run_ends, says, task_client};
-use serde_json::Value;
+use crate::jobs::{NoControl, begins, client, ends, openpbs, says, task_client, torque};
+use serde_json::{Value, json};
 use std::time::Duration;
 use tests::double::Builder;
 use tests::double::look::wait_until;
@@ -12,17 +12,9 @@ use tests::mom::wire::Ended;
 /// nothing here.
 fn on_both(names: &[&str], test: impl Fn(&mut Cluster)) {
     let auto = "\n[defaults]\nmem = \"auto\"\n";
-    for (product, own) in [
-        (Product::Torque, ""),
-        (
-            Product::OpenPbs,
-            "\n[[node]]\nhosts = \"nodea,nodeb\"\nshared_gpus = true\n",
-        ),
-    ] {
-        println!("under {}", product.name());
-        let config = format!("{auto}{own}");
-        test(&mut Cluster::with(product, names, Builder::fast, &config));
-    }
+    let shared = "\n[[node]]\nhosts = \"nodea,nodeb\"\nshared_gpus = true\n";
+    test(&mut torque(names, auto));
+    test(&mut openpbs(names, &format!("{auto}{shared}")));
 }
 
 fn sharing(c: &mut Cluster, account: &str) -> Job {
@@ -33,13 +25,6 @@ fn begun(c: &mut Cluster, account: &str) -> Job {
     let job = sharing(c, account);
     begins(c, &job);
     job
-}
-
-/// Runs a client as the job's main shell, to its end, and returns its record.
-fn client(c: &mut Cluster, job: &Job) -> Value {
-    let run = c.shell(job, &Cluster::client("")).unwrap();
-    run_ends(c, job, run, 0);
-    c.records(0).remove(0)
 }
 
 /// The pid of the daemon that serves a client of the job. Asserts that it is the user's shared
@@ -56,13 +41,8 @@ fn is_shared(c: &Cluster, job: &Job, record: &Value) {
     let directory = format!("/run/mpsd/shared/{}-{gpu}/", job.user.1);
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
     assert!(pipe.starts_with(&directory), "{record}");
-    let found = [&record["under_mps"], &record["job"], &record["uid"]];
-    let expected = [
-        &Value::from(true),
-        &job.id.clone().into(),
-        &job.user.1.into(),
-    ];
-    assert_eq!(found, expected, "{record}");
+    let found = json!([record["under_mps"], record["job"], record["uid"]]);
+    assert_eq!(found, json!([true, job.id, job.user.1]), "{record}");
 }
 
 /// Starts a client that works for so long, as the job's main shell, and waits until it does.
@@ -105,11 +85,8 @@ fn jobs_of_a_user_share_a_daemon_in_any_order() {
             }
             let of = |name: &str| [0, 1].map(|at| records[at][name].clone());
             assert_eq!(of("sms"), [32, 132], "{orders:?}");
-            assert_eq!(
-                of("memory_limit_mib"),
-                [2048.into(), Value::Null],
-                "{orders:?}"
-            );
+            let limits = of("memory_limit_mib");
+            assert_eq!(limits, [2048.into(), Value::Null], "{orders:?}");
             let [daemon, other] = of("daemon_pid");
             assert_eq!(daemon, other, "{orders:?}");
             c.end(&jobs[end[0]], 0);
@@ -131,12 +108,8 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
         let works = [0, 1].map(|at| working(c, &jobs[at], "60"));
         c.nodes[0].kill_mom();
         for (job, works) in jobs.iter().zip(works) {
-            assert_eq!(
-                c.nodes[0].wait(works, 0),
-                Ended::Running,
-                "{:?}",
-                c.output(job, 0)
-            );
+            let now = c.nodes[0].wait(works, 0);
+            assert_eq!(now, Ended::Running, "{:?}", c.output(job, 0));
         }
         c.nodes[0].signal(works[0], 9);
         // The job's client has lost its parent and still works. The job's end ends this client, and
@@ -154,10 +127,8 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
                 forgotten.id
             ));
             let sharers = c.nodes[0].sh("cat /run/mpsd/shared/.*.sharers");
-            assert!(
-                sharers.contains(&jobs[1].id) && !sharers.contains(&forgotten.id),
-                "{sharers}"
-            );
+            let has = [&jobs[1], &forgotten].map(|job| sharers.contains(&job.id));
+            assert_eq!(has, [true, false], "{sharers}");
         }
         assert_eq!(shared_daemon(c, &jobs[1]), daemon);
         ends_at_work(c, &jobs[1]);
@@ -169,7 +140,7 @@ fn a_mom_and_a_job_that_are_killed_take_no_other_job_along() {
 /// limits of the job.
 #[test]
 fn what_a_user_brings_into_its_cgroup_ends_when_a_job_leaves() {
-    let c = &mut Cluster::new(Product::Torque, &["nodea"]);
+    let c = &mut torque(&["nodea"], "");
     let jobs = [begun(c, "MPS=true"), begun(c, "MPS=true")];
     let daemon = shared_daemon(c, &jobs[0]);
     let brought = |c: &mut Cluster| {
@@ -211,9 +182,8 @@ fn a_job_waits_for_the_slow_begin_of_another() {
     let run = c.torque_run(&jobs[0], 0, "prologue", None);
     let prologue = c.nodes[0].start(run).unwrap();
     let begins_it = wait_until(Duration::from_secs(30), || {
-        c.nodes[0]
-            .sh("ls -A /run/mpsd/shared || :")
-            .contains(".sharers")
+        let shared = c.nodes[0].sh("ls -A /run/mpsd/shared || :");
+        shared.contains(".sharers")
     });
     assert!(begins_it, "it does not begin");
     begins(&mut c, &jobs[1]);

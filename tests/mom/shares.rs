@@ -1,6 +1,6 @@
 //! Shares of a GPU that OpenPBS counts: `mpsctl pbs install --shares`, and jobs with `mps_shares`.
 
-use crate::jobs::{bare, begins, client, ends, is_refused, says};
+use crate::jobs::{bare, begins, checks, client, ends, is_refused, openpbs, root, says};
 use serde_json::{Value, json};
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, OTHER_USER, Product};
@@ -9,16 +9,10 @@ const PLACE: &str = "free:shared:group=mps_gpu";
 const CONFIG: &str = "[defaults]\nmem = \"auto\"\n";
 
 fn plain(config: &str) -> Cluster {
-    let c = Cluster::with(Product::OpenPbs, &["nodea"], Builder::fast, config);
-    for (name, text) in [
-        (
-            "vnodes/nodea",
-            "resources_available.ngpus = 2\nsharing = default_shared\n",
-        ),
-        ("vnodes/nodez", "resources_available.ncpus = 8\n"),
-    ] {
-        c.serve(name, text);
-    }
+    let c = openpbs(&["nodea"], config);
+    let host = "resources_available.ngpus = 2\nsharing = default_shared\n";
+    c.serve("vnodes/nodea", host);
+    c.serve("vnodes/nodez", "resources_available.ncpus = 8\n");
     c.open_to_users();
     c
 }
@@ -160,25 +154,21 @@ fn qsub_keeps_the_shares_of_a_job_on_one_gpu_beside_others() {
         };
         let hooked = c.hook(&job, 0, "queuejob");
         assert_eq!(hooked.account.unwrap_or_default(), account, "{option}");
-        assert_eq!(
-            hooked.resources["place"].as_deref(),
-            Some(PLACE),
-            "{option}"
-        );
+        let place = hooked.resources["place"].as_deref();
+        assert_eq!(place, Some(PLACE), "{option}");
     }
 }
 
 fn nodes(c: &Cluster) -> Vec<(String, String)> {
     let files = std::fs::read_dir(c.server().join("vnodes")).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let mut all: Vec<_> = names
-        .map(|name| (name.clone(), c.served(&format!("vnodes/{name}"))))
-        .collect();
-    all.iter_mut().for_each(|(_, text)| {
+    let all = names.map(|name| {
+        let text = c.served(&format!("vnodes/{name}"));
         let mut lines: Vec<&str> = text.lines().collect();
         lines.sort_unstable();
-        *text = lines.join("\n");
+        (name, lines.join("\n"))
     });
+    let mut all: Vec<_> = all.collect();
     all.sort();
     all
 }
@@ -187,12 +177,9 @@ fn nodes(c: &Cluster) -> Vec<(String, String)> {
 fn uninstall_takes_back_what_install_and_the_moms_made_of_the_gpus() {
     let mut c = plain("");
     let before = nodes(&c);
-    let text = c.nodes[0].sh("mpsctl pbs install --shares 16");
     let resources = "resources: \"ncpus, mem, ngpus, mps_shares\"";
-    says(
-        &text,
-        &["created resource 'mps_shares'", "SIGHUP", resources],
-    );
+    let words = ["created resource 'mps_shares'", "SIGHUP", resources];
+    root(&mut c, 0, "mpsctl pbs install --shares 16", &words);
     assert_eq!(c.served("resources/mps_shares"), "type=long,flag=nh");
     assert_eq!(c.served("resources/mps_gpu"), "type=string_array,flag=h");
     assert_eq!(nodes(&c), before, "until the mom starts");
@@ -200,54 +187,40 @@ fn uninstall_takes_back_what_install_and_the_moms_made_of_the_gpus() {
     for _ in 0..2 {
         c.openpbs_starts(0);
         let after = nodes(&c);
-        let vnode = |uuid: &str| {
-            let attributes = [
-                "mem = 0kb",
-                &format!("mps_gpu = {uuid}"),
-                "mps_shares = 16",
-                "ncpus = 0",
-                "ngpus = 1",
-            ]
-            .map(|line| format!("resources_available.{line}"));
-            (
-                format!("nodea[{uuid}]"),
-                attributes.join("\n") + "\nsharing = default_excl",
-            )
+        let vnode = |name: &str, resources: &str, sharing: &str| {
+            let lines = resources.split(", ");
+            let lines = lines.map(|line| format!("resources_available.{line}\n"));
+            let text = lines.collect::<String>() + "sharing = " + sharing;
+            (name.to_owned(), text)
         };
-        let host = format!(
-            "resources_available.mps_gpu = {a},{b}\nresources_available.ngpus = 0\nsharing = default_shared"
-        );
-        let expected = [
-            ("nodea".to_owned(), host),
-            vnode(&a),
-            vnode(&b),
-            before[1].clone(),
-        ];
-        assert_eq!(after, expected);
+        let of_gpu = |uuid: &str| {
+            let resources =
+                format!("mem = 0kb, mps_gpu = {uuid}, mps_shares = 16, ncpus = 0, ngpus = 1");
+            vnode(&format!("nodea[{uuid}]"), &resources, "default_excl")
+        };
+        let of_host = format!("mps_gpu = {a},{b}, ngpus = 0");
+        let host = vnode("nodea", &of_host, "default_shared");
+        assert_eq!(after, [host, of_gpu(&a), of_gpu(&b), before[1].clone()]);
         // A later install, as after an upgrade, keeps the shares and what it knows.
         let text = c.nodes[0].sh("mpsctl pbs install");
         assert!(!text.contains("wrote '"), "{text}");
     }
     std::fs::create_dir(c.server().join("busy")).unwrap();
     c.serve(&format!("busy/nodea[{a}]"), "a job");
-    says(
-        &c.nodes[0].sh_exits(1, "mpsctl pbs uninstall"),
+    root(
+        &mut c,
+        1,
+        "mpsctl pbs uninstall",
         &[&format!("delete node nodea[{a}]")],
     );
     std::fs::remove_dir_all(c.server().join("busy")).unwrap();
     c.serve("resources/mps_shares", "type=long,flag=nh");
     c.nodes[0].sh("mpsctl pbs uninstall");
     assert_eq!(nodes(&c), before);
-    assert_eq!(
-        c.served("resources/mps_shares") + &c.served("resources/mps_gpu"),
-        ""
-    );
+    let resources = ["mps_shares", "mps_gpu"].map(|name| c.served(&format!("resources/{name}")));
+    assert_eq!(resources, ["", ""]);
     assert_eq!(c.nodes[0].read("/var/lib/mpsd/pbs-ngpus"), None);
-}
-
-#[test]
-fn a_host_without_ngpus_has_none_afterwards() {
-    let mut c = plain("");
+    // A host without ngpus has none afterwards.
     c.serve("vnodes/nodea", "sharing = default_shared\n");
     let before = nodes(&c);
     c.nodes[0].sh("mpsctl pbs install --shares 4");
@@ -261,26 +234,15 @@ fn a_host_without_ngpus_has_none_afterwards() {
 fn check_tells_what_the_server_and_the_scheduler_lack() {
     let mut c = plain("");
     c.nodes[0].sh("mpsctl pbs install --shares 16");
-    let check = |c: &mut Cluster, code: i32, words: &[&str]| {
-        says(&c.nodes[0].sh_exits(code, "mpsctl pbs check"), words);
-    };
-    check(
-        &mut c,
-        2,
-        &["FAIL  the server has no vnode of GPU", "SIGHUP"],
-    );
+    let words = ["FAIL  the server has no vnode of GPU", "SIGHUP"];
+    checks(&mut c, 2, &words);
     c.openpbs_starts(0);
     let ok = "OK    each of 2 GPUs is a vnode with 16 mps_shares";
-    check(&mut c, 0, &[ok]);
+    checks(&mut c, 0, &[ok]);
     let host = c.served("vnodes/nodea");
     c.serve("vnodes/nodea", &host.replace("ngpus = 0", "ngpus = 2"));
-    check(
-        &mut c,
-        2,
-        &[
-            "FAIL  the server counts this node's GPUs twice: qmgr -c 'set node nodea resources_available.ngpus = 0'",
-        ],
-    );
+    let twice = "FAIL  the server counts this node's GPUs twice: qmgr -c 'set node nodea resources_available.ngpus = 0'";
+    checks(&mut c, 2, &[twice]);
     c.serve("vnodes/nodea", &host);
     let sched_config = |c: &mut Cluster, resources: &str| {
         let directory = "/var/spool/pbs/sched_priv";
@@ -290,20 +252,20 @@ fn check_tells_what_the_server_and_the_scheduler_lack() {
     };
     sched_config(&mut c, "ncpus, ngpus");
     let line = "FAIL  the scheduler counts mps_shares once 'resources:'";
-    check(&mut c, 2, &[ok, line]);
+    checks(&mut c, 2, &[ok, line]);
     sched_config(&mut c, "ncpus, ngpus, mps_shares");
-    check(&mut c, 0, &[ok]);
+    checks(&mut c, 0, &[ok]);
     // One of the vnodes has another number, or is gone.
     let uuid = c.gpus[0].uuids()[1].clone();
     let vnode = format!("vnodes/nodea[{uuid}]");
     c.serve(&vnode, &c.served(&vnode).replace("= 16", "= 8"));
     let line = format!("FAIL  the server has no vnode of GPU {uuid}");
-    check(&mut c, 2, &[&line]);
+    checks(&mut c, 2, &[&line]);
     let text = c.served(&vnode).replace("= 8", "= 16");
     c.serve(&vnode, &text.replace("mps_gpu", "other"));
-    check(&mut c, 2, &[&line]);
+    checks(&mut c, 2, &[&line]);
     c.serve(&vnode, &(text + "state = state-unknown,Stale\n"));
-    check(&mut c, 2, &[&line]);
+    checks(&mut c, 2, &[&line]);
 }
 
 /// Its vnodes would have no mps_gpu, and the scheduler would take a job's shares from several.
@@ -322,10 +284,8 @@ fn a_gpu_in_mig_mode_has_no_shares() {
     c.nodes[0].sh("mpsctl pbs install --shares 16");
     let vnodes = c.openpbs_starts(0).vnodes;
     let names: Vec<&str> = vnodes.keys().map(String::as_str).collect();
-    assert_eq!(
-        names,
-        ["nodea", &format!("nodea[{}]", c.gpus[0].uuids()[1])]
-    );
+    let second = format!("nodea[{}]", c.gpus[0].uuids()[1]);
+    assert_eq!(names, ["nodea", &second]);
 }
 
 /// pbs_cgroups gives GPUs out by itself, whatever vnode a job has.
@@ -341,10 +301,7 @@ fn gpus_that_pbs_cgroups_gives_out_have_no_shares() {
         c.nodes[0].write(&format!("{copies}.CF"), &config, 0o600);
         assert_eq!(c.openpbs_starts(0).vnodes.len(), vnodes, "{enabled}");
         let (_, text) = c.nodes[0].try_sh("mpsctl pbs check");
-        assert_eq!(
-            text.contains("WARN  no GPU here has mps_shares"),
-            enabled,
-            "{text}"
-        );
+        let is_told = text.contains("WARN  no GPU here has mps_shares");
+        assert_eq!(is_told, enabled, "{text}");
     }
 }

@@ -1,12 +1,11 @@
 //! Tasks that Torque's TM starts without a shell, and our `$job_starter`, which attaches them.
 
 use crate::jobs::{
-    attached, attached_without_limits, bare, begins, begun, client, ends, free, says, says_once,
-    shell, task_client, task_is_refused,
+    attached, attached_without_limits, bare, begins, begun, checks, client, ends, free, root, says,
+    says_once, shell, task_client, task_is_refused, torque,
 };
 use std::time::Instant;
-use tests::double::Builder;
-use tests::mom::cluster::{Cluster, Product, Verdict};
+use tests::mom::cluster::{Cluster, Verdict};
 use tests::mom::node::MomNode;
 use tests::mom::torque::hang_up;
 use tests::mom::wire::{Ended, Run, Stream};
@@ -16,12 +15,8 @@ const STARTER: &str = "/var/spool/torque/mom_priv/mpsd-job-starter";
 /// This site starts no job whose tasks could run outside its MPS.
 const STRICT: &str = "[pbs]\nunattached_tasks = \"refuse\"\n";
 
-fn cluster(names: &[&str]) -> Cluster {
-    Cluster::new(Product::Torque, names)
-}
-
 fn without_starter(config: &str) -> Cluster {
-    let mut c = Cluster::with(Product::Torque, &["nodea"], Builder::fast, config);
+    let mut c = torque(&["nodea"], config);
     let node = &mut c.nodes[0];
     node.try_sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     node.sh("mpsctl pbs install --no-job-starter");
@@ -53,7 +48,7 @@ fn is_left_out(node: &mut MomNode, why: &str) -> String {
 
 #[test]
 fn install_writes_the_line_once_and_uninstall_takes_it_back() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let node = &mut c.nodes[0];
     let text = node.read(CONFIG).unwrap();
     let line = format!("\n$job_starter {STARTER}\n");
@@ -62,10 +57,8 @@ fn install_writes_the_line_once_and_uninstall_takes_it_back() {
     node.sh("mpsctl pbs install");
     assert_eq!(node.read(CONFIG).unwrap(), text);
     // The mom still starts tasks through this file.
-    says(
-        &node.sh_exits(1, "mpsctl pbs uninstall"),
-        &["run this again"],
-    );
+    let text = node.sh_exits(1, "mpsctl pbs uninstall");
+    says(&text, &["run this again"]);
     assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
     assert!(node.read(STARTER).is_some());
     node.sh("mpsctl pbs uninstall");
@@ -77,19 +70,17 @@ fn without_a_starter_a_strict_site_refuses_the_job_that_asks() {
     let mut c = without_starter(STRICT);
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
-    says_once(
-        &c.told(&job),
-        &[
-            &format!("'{CONFIG}' has no $job_starter"),
-            "'mpsctl pbs install'",
-        ],
-    );
+    let why = format!("'{CONFIG}' has no $job_starter");
+    says_once(&c.told(&job), &[&why, "'mpsctl pbs install'"]);
     assert_eq!(c.state("nodea"), free());
     c.is_as_before();
     let plan = "mpsctl plan --scheduler torque --gpus 0 50.vm alice alice job1 nodes=1:gpus=1 batch MPS=true";
-    says(&c.nodes[0].sh_exits(1, plan), &["has no $job_starter"]);
-    let text = c.nodes[0].sh_exits(2, "mpsctl pbs check");
-    says(&text, &["FAIL  ", "every job that asks for MPS is refused"]);
+    root(&mut c, 1, plan, &["has no $job_starter"]);
+    checks(
+        &mut c,
+        2,
+        &["FAIL  ", "every job that asks for MPS is refused"],
+    );
     let plain = begun(&mut c, "proj1");
     bare(&task_client(&mut c, &plain, 0, ""));
 }
@@ -98,20 +89,13 @@ fn without_a_starter_a_strict_site_refuses_the_job_that_asks() {
 fn without_a_starter_the_job_runs_and_is_told_what_its_tasks_need() {
     let mut c = without_starter("");
     let job = begun(&mut c, "MPS=true");
-    says_once(
-        &c.told(&job),
-        &["runs outside MPS unless it is 'mpsctl exec -- COMMAND'"],
-    );
+    let told = "runs outside MPS unless it is 'mpsctl exec -- COMMAND'";
+    says_once(&c.told(&job), &[told]);
     attached_without_limits(&client(&mut c, &job), &job);
-    attached_without_limits(
-        &task_client(&mut c, &job, 0, "/usr/bin/mpsctl exec -- "),
-        &job,
-    );
+    let task = task_client(&mut c, &job, 0, "/usr/bin/mpsctl exec -- ");
+    attached_without_limits(&task, &job);
     ends(&mut c, &job);
-    says(
-        &c.nodes[0].sh("mpsctl pbs check"),
-        &["WARN  ", "has no $job_starter"],
-    );
+    checks(&mut c, 0, &["WARN  ", "has no $job_starter"]);
 }
 
 #[test]
@@ -123,11 +107,10 @@ fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
     let gpu_file = format!("/var/spool/else/aux/{}gpu", job.id);
     c.nodes[0].write(&gpu_file, "nodea-gpu0\n", 0o644);
     let run = c.torque_run(&job, 0, "prologue", None);
+    let env = run.env.iter();
     let run = Run {
         argv: run.argv.iter().map(elsewhere).collect(),
-        env: run
-            .env
-            .iter()
+        env: env
             .map(|(name, value)| (name.clone(), elsewhere(value)))
             .collect(),
         cwd: elsewhere(&run.cwd),
@@ -137,26 +120,22 @@ fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
     };
     assert_eq!(c.nodes[0].run(run), Ended::Code(1));
     let told = c.nodes[0].read("/tmp/told").unwrap();
-    says(
-        &told,
-        &["'/var/spool/else/mom_priv/config' has no $job_starter"],
-    );
+    let why = "'/var/spool/else/mom_priv/config' has no $job_starter";
+    says(&told, &[why]);
 }
 
 #[test]
 fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
     let config = format!("deadline_s = 3\n{STRICT}");
-    let mut c = Cluster::with(Product::Torque, &["nodea", "nodeb"], Builder::fast, &config);
+    let mut c = torque(&["nodea", "nodeb"], &config);
     c.nodes[1].sh(&format!(
         "cp -p {CONFIG} /root/config && echo '$logevent 255' >{CONFIG}"
     ));
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     let started = Instant::now();
     assert_eq!(c.begin(&job), Verdict::Requeued);
-    assert!(
-        started.elapsed().as_secs() >= 1,
-        "Torque would try again at once"
-    );
+    let took = started.elapsed().as_secs();
+    assert!(took >= 1, "Torque would try again at once");
     assert_eq!(c.gpus[1].modes(), ["default", "default"]);
     c.nodes[1].sh(&format!("cp -p /root/config {CONFIG}"));
     begins(&mut c, &job);
@@ -168,7 +147,7 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
 /// there, so a record stays.
 #[test]
 fn a_refusal_on_two_nodes_takes_no_sister_down() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     for (account, word) in [
         ("MPS=maybe", "MPS=maybe"),
         ("MPS=true,MPS_MEM=999G", "memory limit 999G"),
@@ -193,7 +172,7 @@ fn a_refusal_on_two_nodes_takes_no_sister_down() {
 /// The server does not say which GPUs of the sister belong to the job.
 #[test]
 fn what_a_sister_alone_refuses_its_tasks_are_told() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     c.torque_files(&job);
     c.torque_status(&job, "+nodeb-gpu/0", "");
@@ -201,10 +180,8 @@ fn what_a_sister_alone_refuses_its_tasks_are_told() {
         assert_eq!(c.torque_script(&job, at, script, None), Ended::Code(0));
     }
     let told = task_is_refused(&mut c, &job, 1);
-    says(
-        &told,
-        &[&format!("job {}: MPS refused: ", job.id), "exec_gpus"],
-    );
+    let refused = format!("job {}: MPS refused: ", job.id);
+    says(&told, &[&refused, "exec_gpus"]);
     ends(&mut c, &job);
 }
 
@@ -212,7 +189,7 @@ fn what_a_sister_alone_refuses_its_tasks_are_told() {
 /// daemon.
 #[test]
 fn a_task_with_the_first_nodes_variables_has_its_own_nodes_mps() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     let job = c.job("MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
     begins(&mut c, &job);
     let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
@@ -234,7 +211,7 @@ fn a_task_with_the_first_nodes_variables_has_its_own_nodes_mps() {
 
 #[test]
 fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     c.nodes[0].write("/etc/profile.d/site.sh", "MPSD_TEST_PROFILE=read\n", 0o644);
     for breakage in [
         "true",
@@ -243,12 +220,8 @@ fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
     ] {
         c.nodes[0].sh(breakage);
         let job = begun(&mut c, "proj1");
-        shell(
-            &mut c,
-            &job,
-            "echo arg0 $0; echo profile ${MPSD_TEST_PROFILE-none}; exit 7",
-            7,
-        );
+        let script = "echo arg0 $0; echo profile ${MPSD_TEST_PROFILE-none}; exit 7";
+        shell(&mut c, &job, script, 7);
         let (out, err) = c.output(&job, 0);
         assert_eq!(err, "", "{breakage}");
         if breakage.starts_with("rm") {
@@ -262,16 +235,14 @@ fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
 
 #[test]
 fn a_plain_jobs_task_needs_our_program_only_if_another_job_left_something() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let job = begun(&mut c, "proj1");
     let words = Cluster::client_on("nodea");
     let words: Vec<&str> = words.split(' ').collect();
+    let pipe = "/run/mpsd/jobs/99.localhost/pipe";
     let left = [
         ("MPSD_JOB", "99.localhost"),
-        (
-            "CUDA_MPS_PIPE_DIRECTORY",
-            "/run/mpsd/jobs/99.localhost/pipe",
-        ),
+        ("CUDA_MPS_PIPE_DIRECTORY", pipe),
     ];
     assert_eq!(c.torque_task(&job, 0, &words, &left), Ended::Code(0));
     bare(&c.records(0)[0]);
@@ -289,15 +260,13 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
     node.sh(&format!("echo '$job_starter {own}' >>{CONFIG}"));
     hang_up(node);
     let text = node.sh_exits(1, "mpsctl pbs install");
-    let line = text
-        .lines()
+    let mut lines = text.lines();
+    let line = lines
         .find(|line| line.contains("exec --starter"))
         .unwrap()
         .trim();
-    assert_eq!(
-        node.read(CONFIG).unwrap().matches("$job_starter").count(),
-        1
-    );
+    let config = node.read(CONFIG).unwrap();
+    assert_eq!(config.matches("$job_starter").count(), 1);
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
     says(&c.told(&job), &["'/usr/local/sbin/starter'"]);
@@ -312,7 +281,7 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
 /// the job is told.
 #[test]
 fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let privileged = "$job_starter_run_privileged";
     let words = ["true", "1", "maybe", ""].map(|word| (format!("{privileged} {word}"), privileged));
     c.nodes[0].write("/usr/local/sbin/starter", "#!/bin/sh\nexec \"$@\"\n", 0o755);
@@ -320,15 +289,12 @@ fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
     for (lines, why) in words.into_iter().chain([
         (format!("{own}\n{privileged} yes"), privileged),
         (format!("{privileged} yes\n{own}"), privileged),
+        ("$source_login_batch false".into(), "$source_login_batch"),
         (
-            "$source_login_batch false".to_owned(),
-            "$source_login_batch",
-        ),
-        (
-            "$Source_Login_Interactive\toff # as ever".to_owned(),
+            "$Source_Login_Interactive\toff # as ever".into(),
             "$source_login_interactive",
         ),
-        ("$preexec /usr/local/bin/wrap".to_owned(), "$preexec"),
+        ("$preexec /usr/local/bin/wrap".into(), "$preexec"),
     ]) {
         instead(&mut c.nodes[0], &lines);
         is_left_out(&mut c.nodes[0], why);
@@ -354,7 +320,7 @@ fn a_mom_that_would_run_it_as_root_or_otherwise_is_given_no_starter() {
 
 #[test]
 fn a_starter_that_would_run_as_root_is_refused() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let own = c.nodes[0].read(CONFIG).unwrap();
     let privileged = "$job_starter_run_privileged true\n";
     let root = format!("USER=root LOGNAME=root {STARTER} id -u");
@@ -393,7 +359,7 @@ fn keep_modes(c: &mut Cluster) {
 
 #[test]
 fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     keep_modes(&mut c);
     let node = &mut c.nodes[0];
     node.try_sh("mpsctl pbs uninstall");
@@ -412,10 +378,7 @@ fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
     let job = c.job("MPS=true");
     assert_eq!(c.begin(&job), Verdict::Aborted);
     hang_up(&mut c.nodes[0]);
-    says(
-        &c.nodes[0].sh("mpsctl pbs check"),
-        &["every task has its MPS"],
-    );
+    checks(&mut c, 0, &["every task has its MPS"]);
     begins(&mut c, &job);
     attached_without_limits(&task_client(&mut c, &job, 0, ""), &job);
     c.end(&job, 0);
@@ -423,7 +386,7 @@ fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
 
 #[test]
 fn what_the_starter_cannot_read_stops_no_task() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     keep_modes(&mut c);
     let (plain, asking) = (c.job("proj1"), begun(&mut c, "MPS=true"));
     let clear = "rm -f /var/spool/torque/spool/*";
@@ -452,7 +415,7 @@ fn what_the_starter_cannot_read_stops_no_task() {
 
 #[test]
 fn the_starter_stays_while_a_line_of_the_configuration_names_it() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let node = &mut c.nodes[0];
     for line in [
         format!("$job_starter\\t{STARTER}"),

@@ -1,21 +1,15 @@
 //! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and Torque's own
 //! faults.
 
-use crate::jobs::{NoControl, begins, begun, client, ends, free, never_ready, says};
+use crate::jobs::{
+    NoControl, begins, begun, checks, client, ends, free, never_ready, says, torque,
+};
 use std::time::{Duration, Instant};
 use tests::double::Builder;
 use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::torque::hang_up;
 use tests::mom::wire::{Ended, Run};
-
-fn cluster(names: &[&str]) -> Cluster {
-    Cluster::new(Product::Torque, names)
-}
-
-fn configured(names: &[&str], config: &str) -> Cluster {
-    Cluster::with(Product::Torque, names, Builder::fast, config)
-}
 
 /// A node whose mom kills a prologue and an epilogue after 8 s.
 fn with_a_short_alarm(gpus: impl Fn(Builder) -> Builder, config: &str) -> Cluster {
@@ -62,7 +56,7 @@ fn a_gpu_number_is_the_index_that_cuda_counts() {
 /// delivers the job's output.
 #[test]
 fn a_refused_job_is_aborted_if_its_tasks_could_not_tell_why() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     let job = c.job("MPS=true,MPS_THREADS=101");
     c.nodes[0].sh("echo x >/run/mpsd");
     assert_eq!(c.begin(&job), Verdict::Aborted);
@@ -93,10 +87,8 @@ fn a_prologue_that_may_not_drain_its_node_holds_its_exit_back() {
     assert!(started.elapsed().as_secs() >= 2, "{:?}", started.elapsed());
     assert_eq!(c.state("nodea"), free());
     says(&c.told(&job), &["operators += root@nodea"]);
-    says(
-        &c.served("calls"),
-        &[&format!("pbsnodes -o -N mpsd: job {}", job.id)],
-    );
+    let call = format!("pbsnodes -o -N mpsd: job {}", job.id);
+    says(&c.served("calls"), &[&call]);
 }
 
 /// The mom waits for the parent, whose child does the work. Torque takes an end by a signal for
@@ -112,10 +104,8 @@ fn a_prologue_whose_worker_dies_of_a_signal_fails() {
     let begun = wait_until(Duration::from_secs(30), || {
         let children = format!("ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue || :");
         let shown = c.nodes[0].sh(&children);
-        worker = shown
-            .split_whitespace()
-            .next()
-            .and_then(|pid| pid.parse().ok());
+        let first = shown.split_whitespace().next();
+        worker = first.and_then(|pid| pid.parse().ok());
         worker.is_some() && c.nodes[0].sh("ls /run/mpsd/jobs || :").contains(&job.id)
     });
     assert!(begun, "the start does not begin");
@@ -150,12 +140,8 @@ fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit
 /// Torque takes a sister down if its prologue.parallel fails, and a user can make a start fail.
 #[test]
 fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down() {
-    let mut c = Cluster::with(
-        Product::Torque,
-        &["nodea", "nodeb"],
-        never_ready,
-        "deadline_s = 3\n",
-    );
+    let (nodes, config) = (&["nodea", "nodeb"], "deadline_s = 3\n");
+    let mut c = Cluster::with(Product::Torque, nodes, never_ready, config);
     let job = c.job("MPS=true").on(&[&[0], &[0]]);
     c.torque_files(&job);
     script_ends(&mut c, &job, 1, "prologue.parallel", None, 0);
@@ -170,7 +156,7 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down
 #[test]
 fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_down() {
     for named in [false, true] {
-        let mut c = configured(&["nodea", "nodeb"], "deadline_s = 5\n");
+        let mut c = torque(&["nodea", "nodeb"], "deadline_s = 5\n");
         let _fault = NoControl::on(&c, 1);
         let job = Job {
             named,
@@ -193,21 +179,18 @@ fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_dow
 
 #[test]
 fn a_script_with_a_wrong_mode_requeues_and_check_says_so() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     c.nodes[0].sh("chmod 0722 /var/spool/torque/mom_priv/prologue");
     let job = c.job("proj1");
     assert_eq!(c.begin(&job), Verdict::Requeued);
-    let text = c.nodes[0].sh_exits(2, "mpsctl pbs check");
-    says(
-        &text,
-        &["FAIL  '/var/spool/torque/mom_priv/prologue' has owner 0 and mode 0722"],
-    );
+    let line = "FAIL  '/var/spool/torque/mom_priv/prologue' has owner 0 and mode 0722";
+    checks(&mut c, 2, &[line]);
     c.nodes[0].sh("mpsctl pbs install; mpsctl pbs check");
 }
 
 #[test]
 fn a_missing_program_holds_a_job_that_asks_and_no_other() {
-    let mut c = cluster(&["nodea"]);
+    let mut c = torque(&["nodea"], "");
     c.nodes[0].sh("rm /usr/bin/mps-prologue");
     begun(&mut c, "proj1");
     let job = c.job("MPS=true");
@@ -217,10 +200,8 @@ fn a_missing_program_holds_a_job_that_asks_and_no_other() {
     };
     // It holds the job back, because Torque would try again at once.
     assert_eq!(c.nodes[0].run(run), Ended::Limit);
-    says(
-        &c.told(&job),
-        &["'/usr/bin/mps-prologue' is not installed on this node"],
-    );
+    let why = "'/usr/bin/mps-prologue' is not installed on this node";
+    says(&c.told(&job), &[why]);
 }
 
 /// A sister whose job failed to begin and whose watching process is gone. Torque runs no epilogue
@@ -234,17 +215,13 @@ fn leaked(c: &mut Cluster) -> (Job, NoControl) {
         c.nodes[1].signal(pid.parse().unwrap(), 9);
     }
     assert_eq!(c.torque_start(&job), Verdict::Requeued);
-    assert_eq!(
-        c.gpus[1].modes()[1],
-        "exclusive_process",
-        "leaked on the sister"
-    );
+    assert_eq!(c.gpus[1].modes()[1], "exclusive_process");
     (job, fault)
 }
 
 #[test]
 fn a_leaked_sister_is_reconciled_once_the_server_no_longer_has_the_job() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     let (job, fault) = leaked(&mut c);
     c.torque_status(&job, "job_state = Q", "job_state = R");
     let (_, said) = c.nodes[1].try_sh("mpsctl reconcile");
@@ -264,16 +241,14 @@ fn a_leaked_sister_is_clean_when_the_next_job_begins_there() {
         ("proj1", ["default", "default"]),
         ("MPS=true", ["exclusive_process", "default"]),
     ] {
-        let mut c = cluster(&["nodea", "nodeb"]);
+        let mut c = torque(&["nodea", "nodeb"], "");
         let (job, _fault) = leaked(&mut c);
         let next = c.job(account).on(&[&[], &[0]]);
         c.torque_files(&next);
         script_ends(&mut c, &next, 1, "prologue.parallel", None, 0);
         assert_eq!(c.gpus[1].modes(), modes, "{account}");
-        assert!(
-            !c.nodes[1].sh("ls /run/mpsd/jobs").contains(&job.id),
-            "{account}"
-        );
+        let jobs = c.nodes[1].sh("ls /run/mpsd/jobs");
+        assert!(!jobs.contains(&job.id), "{account}");
         c.torque_script(&next, 1, "epilogue.parallel", Some(0));
         c.is_as_before();
     }
@@ -281,17 +256,13 @@ fn a_leaked_sister_is_clean_when_the_next_job_begins_there() {
 
 #[test]
 fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     let _fault = NoControl::on(&c, 0);
     let job = c.job("MPS=true").on(&[&[0], &[1]]);
     assert_eq!(c.begin(&job), Verdict::Requeued);
     let left = "ls /run/mpsd/jobs; ps -C mps-prologue -o pid= || :";
     let is_back = wait_until(Duration::from_secs(20), || c.nodes[1].sh(left).is_empty());
-    assert!(
-        is_back,
-        "left: {}",
-        c.nodes[1].sh("ls /run/mpsd/jobs; ps -e")
-    );
+    assert!(is_back, "left: {}", c.nodes[1].sh(left));
     c.is_as_before();
 }
 
@@ -299,7 +270,7 @@ fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
 /// ending.
 #[test]
 fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
-    let mut c = configured(&["nodea", "nodeb"], "deadline_s = 3\n");
+    let mut c = torque(&["nodea", "nodeb"], "deadline_s = 3\n");
     let job = c.job("MPS=true").on(&[&[0], &[1]]);
     begins(&mut c, &job);
     let lock = format!("/run/mpsd/jobs/.{}.lock", job.id);
@@ -308,11 +279,8 @@ fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
          for try in $(seq 300); do flock -n {lock} true || exit 0; sleep 0.1; done; exit 1"
     ));
     c.end(&job, 0);
-    assert_ne!(
-        c.nodes[1].sh("ls /run/mpsd/jobs"),
-        "",
-        "its end was kept from it"
-    );
+    let kept = c.nodes[1].sh("ls /run/mpsd/jobs");
+    assert_ne!(kept, "", "its end was kept from it");
     assert_eq!(c.state("nodeb"), free());
     c.nodes[1].sh("pid=$(cat /tmp/holder); kill -9 $(ps --ppid $pid -o pid=) $pid; rm /tmp/holder");
     std::fs::remove_file(c.server().join("jobs").join(&job.id)).unwrap();
@@ -322,7 +290,7 @@ fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
 
 #[test]
 fn a_job_that_does_not_ask_starts_no_program_beside_a_job_with_mps() {
-    let mut c = cluster(&["nodea", "nodeb"]);
+    let mut c = torque(&["nodea", "nodeb"], "");
     for (id, gpu) in [("27.vm", 0), ("30[12].vm", 1)] {
         begins(&mut c, &Job::new(id, "MPS=true").on(&[&[gpu], &[gpu]]));
     }
@@ -331,14 +299,11 @@ fn a_job_that_does_not_ask_starts_no_program_beside_a_job_with_mps() {
         (0, ["prologue", "epilogue"]),
         (1, ["prologue.parallel", "epilogue.parallel"]),
     ] {
-        c.nodes[at].write(
-            "/usr/bin/called",
-            "#!/bin/sh\necho called >/root/called\n",
-            0o755,
-        );
-        c.nodes[at].sh(
-            "cd /usr/bin; cp called epilogue; mv called mps-prologue; mv epilogue mps-epilogue",
-        );
+        for program in ["/usr/bin/mps-prologue", "/usr/bin/mps-epilogue"] {
+            c.nodes[at].sh(&format!("rm {program}"));
+            let text = "#!/bin/sh\necho called >/root/called\n";
+            c.nodes[at].write(program, text, 0o755);
+        }
         for (script, code) in scripts.into_iter().zip([None, Some(0)]) {
             assert_eq!(c.torque_script(&plain, at, script, code), Ended::Code(0));
             assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");

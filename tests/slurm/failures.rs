@@ -10,27 +10,22 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tests::slurm::{Bed, Changed, Simulated};
 
-use crate::jobs::{LIMIT, ONE_GPU, holds, says};
-use crate::runner::{Cell, Context, Group, cells, fast};
+use crate::jobs::{LIMIT, ONE_GPU, ended, holds, says};
+use crate::runner::{Cell, Context, Group, cells};
 
-pub const OPTIONAL: Group = Group {
-    prepare,
-    ..Group::new("failures_optional", CELLS)
-};
+pub const OPTIONAL: Group = Group::fast("failures_optional", CONFIG, CELLS);
 
 pub const REQUIRED: Group = Group {
-    prepare,
-    ..Group::required("failures_required", CELLS)
+    options: Group::required("", CELLS).options,
+    ..Group::fast("failures_required", CONFIG, CELLS)
 };
 
 /// A requeued job starts again soon, because Slurm waits only as long as its credential is valid.
 pub const HELD: Group = Group {
-    prepare: |bed| {
-        starts_again_soon(bed);
-        prepare(bed)
-    },
-    ..Group::new(
+    prepare: starts_again_soon,
+    ..Group::fast(
         "failures_held",
+        CONFIG,
         cells![
             a_batch_job_is_held_in_the_end,
             a_restart_of_another_cause_does_not_count,
@@ -47,18 +42,21 @@ const CELLS: &[Cell] = cells![
     a_bad_configuration_stops_no_plain_job,
 ];
 
-const DEADLINE: u64 = 4;
-
-fn prepare(bed: &mut Bed) -> Result<Simulated> {
-    let limits = "[ceilings]\nthreads = 60\nmem = \"8G\"\n[slurm]\nrequeue_limit = 1\n";
-    fast(bed, &format!("deadline_s = {DEADLINE}\n{limits}"))
-}
+const CONFIG: &str = "\
+deadline_s = 4
+[ceilings]
+threads = 60
+mem = \"8G\"
+[slurm]
+requeue_limit = 1
+";
 
 /// A requeued job of this bed starts again after some seconds (docs/facts/slurm.md#failures).
-pub fn starts_again_soon(bed: &mut Bed) {
+pub fn starts_again_soon(bed: &mut Bed, _: &Simulated) -> Result<()> {
     let socket = bed.dir().join("munge/socket");
     let line = format!("AuthInfo=socket={},cred_expire=5", socket.display());
     bed.options_mut().slurm_lines.push(line);
+    Ok(())
 }
 
 fn never_ready(cell: &Context) -> Result<Changed> {
@@ -66,6 +64,7 @@ fn never_ready(cell: &Context) -> Result<Changed> {
         .change(|node| node.faults.server = "never-ready".into())
 }
 
+const BY_HAND: [&str; 2] = ["--requeue", "--comment=by hand"];
 const SRUN: &str = "srun --mps -w node1 --gres=gpu:1";
 
 /// The user's variables that Slurm takes for options. The first reaches the step unchecked, but the
@@ -73,20 +72,16 @@ const SRUN: &str = "srun --mps -w node1 --gres=gpu:1";
 fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     let forged = [("_SLURM_SPANK_OPTION_mps_mps_threads", "999;reboot")];
     let command = "srun --mps --mps-threads=50 --gres=gpu:1";
-    let records =
-        crate::jobs::ended(cell.start_as(&cell.user, command, &cell.client(""), &forged)?)?;
+    let client = cell.start_as(&cell.user, command, &cell.client(""), &forged)?;
+    let records = ended(client)?;
     holds(records[0].sms == Some(66), &records)?;
+    let (own, of_job) = (
+        "_SLURM_SPANK_OPTION_mps_mps",
+        "SLURM_SPANK__SLURM_SPANK_OPTION_mps_mps_threads",
+    );
     for (command, name, value) in [
-        (
-            "srun -w node1 --gres=gpu:1",
-            "_SLURM_SPANK_OPTION_mps_mps",
-            "../../etc",
-        ),
-        (
-            SRUN,
-            "SLURM_SPANK__SLURM_SPANK_OPTION_mps_mps_threads",
-            "999",
-        ),
+        ("srun -w node1 --gres=gpu:1", own, "../../etc"),
+        (SRUN, of_job, "999"),
     ] {
         cell.check_refused_with(command, &cell.client(""), &[(name, value)], &[value])?;
     }
@@ -127,25 +122,16 @@ fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
 }
 
 pub fn comment(cell: &Context, job: u32) -> Result<String> {
-    Ok(cell
-        .root(&format!("squeue -h -a -j {job} -o %k"))?
-        .trim()
-        .to_owned())
+    let comment = cell.root(&format!("squeue -h -a -j {job} -o %k"))?;
+    Ok(comment.trim().to_owned())
 }
 
 /// Each time the reason stands in the job's comment, after the user's own. The job does not come
 /// back forever.
 fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     let changed = never_ready(cell)?;
-    let words = [
-        "--mps",
-        "--mps-report=off",
-        "--gres=gpu:1",
-        "--requeue",
-        "--comment=by hand",
-        "-w",
-        "node1",
-    ];
+    let words = ["-wnode1", "--mps", "--mps-report=off", "--gres=gpu:1"];
+    let words = [&words[..], &BY_HAND].concat();
     let job = cell.bed.sbatch(&cell.user, &words, "echo ran")?;
     let outcome = is_held_and_told(cell, job);
     drop(changed);
@@ -155,10 +141,8 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
         cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
         let shown = cell.shown(job)?;
         let right = shown.contains("Comment=by hand ") && !shown.contains("mpsd: ");
-        holds(
-            right && cell.output(job) == "ran\n",
-            &(shown, cell.output(job)),
-        )
+        let output = cell.output(job);
+        holds(right && output == "ran\n", &(shown, output))
     });
     let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
     cell.bed.root(&["scancel", &job.to_string()])?;
@@ -169,10 +153,8 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
 fn is_held_and_told(cell: &Context, job: u32) -> Result<()> {
     cell.wait_shown(job, &["Restarts=1 ", "JobState=PENDING "])?;
     let said = comment(cell, job)?;
-    holds(
-        said.starts_with("by hand; mpsd: node1: ") && said.matches("mpsd: ").count() == 1,
-        &said,
-    )?;
+    let is_once = said.matches("mpsd: ").count() == 1;
+    holds(said.starts_with("by hand; mpsd: node1: ") && is_once, &said)?;
     cell.wait("a line in its output", || {
         Ok(output_says(cell, job, 1, "starts again by itself"))
     })?;
@@ -194,10 +176,8 @@ fn is_held_and_told(cell: &Context, job: u32) -> Result<()> {
 /// Whether the job's output has this many lines of ours, and the last one says this.
 fn output_says(cell: &Context, job: u32, lines: usize, words: &str) -> bool {
     let said = cell.output(job);
-    let ours: Vec<_> = said
-        .lines()
-        .filter(|line| line.contains("mps: job "))
-        .collect();
+    let ours = said.lines().filter(|line| line.contains("mps: job "));
+    let ours: Vec<_> = ours.collect();
     let number = format!("failed start {lines}: ");
     let told = |line: &&str| line.contains(&number) && line.contains(words);
     ours.len() == lines && ours.last().is_some_and(told)
@@ -222,26 +202,14 @@ fn a_restart_of_another_cause_does_not_count(cell: &Context) -> Result<()> {
 
 /// The array's id is also one element's id, and in Slurm's orders it means every element.
 fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
-    let words = [
-        "--array=1-2",
-        "--hold",
-        "--mps",
-        "--gres=gpu:1",
-        "--requeue",
-        "--comment=by hand",
-    ];
+    let words = ["--array=1-2", "--hold", "--mps", "--gres=gpu:1"];
+    let words = [&words[..], &BY_HAND].concat();
     let array = cell.bed.sbatch(&cell.user, &words, "sleep 120")?;
     let (healthy, failing) = (format!("{array}_1"), format!("{array}_2"));
     let undisturbed = ["JobState=RUNNING ", "Restarts=0 ", "Comment=by hand "];
     cell.root(&format!("scontrol release {healthy}"))?;
     let mut outcome = cell.wait_shown(&healthy, &undisturbed).and_then(|()| {
-        let ready = || {
-            cell.bed
-                .nodes()
-                .iter()
-                .map(|node| cell.ready(node).len())
-                .sum::<usize>()
-        };
+        let ready = || cell.ready("node1").len() + cell.ready("node2").len();
         cell.wait("its MPS", || Ok(ready() == 1))
     });
     let changed = never_ready(cell)?;
@@ -275,11 +243,9 @@ struct BadConfiguration<'a>(&'a Context, String);
 
 impl BadConfiguration<'_> {
     fn new(cell: &Context) -> Result<BadConfiguration<'_>> {
-        let before = fs::read_to_string(&cell.nodes.product.config)?;
-        fs::write(
-            &cell.nodes.product.config,
-            format!("compute_mood = \"exclusive\"\n{before}"),
-        )?;
+        let file = &cell.nodes.product.config;
+        let before = fs::read_to_string(file)?;
+        fs::write(file, format!("compute_mood = \"exclusive\"\n{before}"))?;
         Ok(BadConfiguration(cell, before))
     }
 }
@@ -324,19 +290,12 @@ fn each_node_tells_in_one_line(cell: &Context) -> Result<()> {
 /// A batch job is requeued, and the comments of the job and the node name the key.
 fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     let bad = BadConfiguration::new(cell)?;
-    let plain = cell
-        .run("srun -N2 --gres=gpu:1 /bin/echo untouched", "")?
-        .success()?;
-    holds(
-        plain.stdout == "untouched\nuntouched\n" && plain.stderr.is_empty(),
-        &plain,
-    )?;
+    let plain = cell.run("srun -N2 --gres=gpu:1 /bin/echo untouched", "")?;
+    let plain = plain.success()?;
+    let is_all = plain.stdout == "untouched\nuntouched\n";
+    holds(is_all && plain.stderr.is_empty(), &plain)?;
     let misconfigured = "MPS is misconfigured on node1 (not your job)";
-    let words = [
-        "compute_mood",
-        "did you mean 'compute_mode'?",
-        misconfigured,
-    ];
+    let words = ["compute_mood", "did you mean 'compute_mode'?", misconfigured];
     cell.check_refused(SRUN, &words)?;
     let job = cell.submit(&format!("{ONE_GPU} --requeue"), "echo ran")?;
     let requeued = cell.wait_shown(job, &["Restarts=1 ", "JobState=PENDING "]);
@@ -346,10 +305,7 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     drop(bad);
     forget_comments(cell)?;
     requeued?;
-    ensure!(
-        !said.contains("ran"),
-        "the script ran without its MPS: {said}"
-    );
+    ensure!(!said.contains("ran"), "it ran without its MPS: {said}");
     says(&told?, &[misconfigured])?;
     says(&node, &["compute_mood"])
 }

@@ -98,13 +98,17 @@ impl Context {
         self.bed.wait_idle(LIMIT)
     }
 
+    /// Cancels a job, and waits until the cluster is idle.
+    pub fn cancel(&self, job: impl std::fmt::Display) -> Result<()> {
+        self.root(&format!("scancel {job}"))?;
+        self.idle()
+    }
+
     pub fn check_in_service(&self) -> Result<()> {
         for node in self.bed.nodes() {
             let state = self.bed.node_state(&node)?;
-            ensure!(
-                !state.state.contains("DRAIN"),
-                "{node} is drained: {state:?}"
-            );
+            let drained = state.state.contains("DRAIN");
+            ensure!(!drained, "{node} is drained: {state:?}");
         }
         Ok(())
     }
@@ -126,10 +130,8 @@ impl Context {
         env: &[(&str, &str)],
         words: &[&str],
     ) -> Result<Ran> {
-        let done = self
-            .start_as(&self.user, command, line, env)?
-            .wait(LIMIT)?
-            .fails()?;
+        let client = self.start_as(&self.user, command, line, env)?;
+        let done = client.wait(LIMIT)?.fails()?;
         ensure!(done.stdout.is_empty(), "a task ran: {}", done.story());
         says(&done.stderr, words)?;
         Ok(done)
@@ -138,11 +140,8 @@ impl Context {
     pub fn mpsctl(&self) -> String {
         let product = &self.nodes.product;
         let program = product.libexec.join("mpsctl");
-        format!(
-            "{} --config {}",
-            program.display(),
-            product.config.display()
-        )
+        let config = product.config.display();
+        format!("{} --config {config}", program.display())
     }
 
     pub fn root_mpsctl(&self, words: &str) -> Result<Ran> {
@@ -153,13 +152,12 @@ impl Context {
     pub fn ready(&self, node: &str) -> Vec<String> {
         let jobs = self.bed.run_dir().join(node).join("jobs");
         let entries = std::fs::read_dir(&jobs).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
-        names.retain(|name| {
-            let record = std::fs::read_to_string(jobs.join(name).join("record"));
+        let ready = entries.filter(|entry| {
+            let record = std::fs::read_to_string(entry.path().join("record"));
             record.is_ok_and(|text| text.contains("\"ready\""))
         });
+        let names = ready.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.collect();
         names.sort();
         names
     }
@@ -196,10 +194,8 @@ pub fn records(said: &str) -> Result<Vec<Record>> {
 }
 
 pub fn gpus(records: &[Record]) -> BTreeSet<String> {
-    records
-        .iter()
-        .flat_map(|record| record.uuids.clone())
-        .collect()
+    let uuids = records.iter().flat_map(|record| record.uuids.clone());
+    uuids.collect()
 }
 
 /// Checks that every client ran under MPS as `uid`, and that those of a node shared `count`
@@ -207,14 +203,10 @@ pub fn gpus(records: &[Record]) -> BTreeSet<String> {
 pub fn check_daemons(records: &[Record], uid: u32, count: usize) -> Result<()> {
     let mut daemons: BTreeMap<&str, BTreeSet<Option<i32>>> = BTreeMap::new();
     for record in records {
-        holds(
-            record.under_mps && record.error.is_none() && record.uid == Some(uid),
-            record,
-        )?;
-        daemons
-            .entry(&record.node)
-            .or_default()
-            .insert(record.daemon_pid);
+        let right = record.under_mps && record.error.is_none() && record.uid == Some(uid);
+        holds(right, record)?;
+        let pids = daemons.entry(&record.node).or_default();
+        pids.insert(record.daemon_pid);
     }
     let right = daemons.values().all(|pids| pids.len() == count);
     ensure!(right, "{count} daemons a node expected: {daemons:?}");

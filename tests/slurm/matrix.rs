@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use tests::slurm::{Client, Gpus, Options, WITNESS, Witness, Word, program_beside};
 
 use crate::jobs::{LIMIT, holds, says};
-use crate::runner::{Cell, Context, Group, cells, fast};
+use crate::runner::{Cell, Context, Group, KEEP, cells};
 use crate::sites::{no_cgroups, older_than};
 
-const LAUNCHES: &[Cell] = cells![each_launch_and_each_of_its_steps];
+const EXCLUSIVE: &str = "compute_mode = \"exclusive\"\n";
 const ALL: &[Cell] = cells![
     each_launch_and_each_of_its_steps,
     each_binding_and_each_limit
@@ -23,70 +23,61 @@ const ALL: &[Cell] = cells![
 /// A list unlike the bus order, `KEY = VALUE`, and no PrologFlags: the prolog runs at a node's first
 /// step, and has that step's options in its environment.
 pub const BARE: Group = Group {
-    cells: cells![
-        each_launch_and_each_of_its_steps,
-        a_first_step_that_asks_does_not_ask_for_its_job,
-    ],
-    ..site("matrix_bare", LAUNCHES, "keep", || Options {
+    options: || Options {
         minors: vec![2, 3, 0, 1],
         prolog_flags: String::new(),
         blanks: true,
         ..options("gpu:4", &[("[0-3]", "")])
-    })
+    },
+    ..Group::fast(
+        "matrix_bare",
+        KEEP,
+        cells![
+            each_launch_and_each_of_its_steps,
+            a_first_step_that_asks_does_not_ask_for_its_job,
+        ],
+    )
 };
 
-pub const DEFERRED: Group = site("matrix_deferred", ALL, "exclusive", || Options {
-    word: Word::Required,
-    prolog_flags: match older_than(23, 2, "ForceRequeueOnFail") {
-        Some(_) => "Alloc,DeferBatch".into(),
-        None => "DeferBatch,ForceRequeueOnFail".into(),
+pub const DEFERRED: Group = Group {
+    options: || Options {
+        word: Word::Required,
+        prolog_flags: match older_than(23, 2, "ForceRequeueOnFail") {
+            Some(_) => "Alloc,DeferBatch".into(),
+            None => "DeferBatch,ForceRequeueOnFail".into(),
+        },
+        slurm_lines: vec!["TaskPlugin=task/affinity".into()],
+        ..options("gpu:4", &[("[0-3]", "")])
     },
-    slurm_lines: vec!["TaskPlugin=task/affinity".into()],
-    ..options("gpu:4", &[("[0-3]", "")])
-});
+    ..Group::fast("matrix_deferred", EXCLUSIVE, ALL)
+};
 
 pub const CONFINED: Group = Group {
-    needs: || no_cgroups(&["devices", "freezer", "cpuset"]),
-    ..site("matrix_confined", ALL, "exclusive", || {
+    options: || {
         let options = Options {
             // Slurm 25.11 accepts only Cores= that are whole sockets.
             node_words: Some("Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
             ..options("gpu:4", &[("[0-1]", " Cores=0-3"), ("[2-3]", " Cores=4-7")])
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
-    })
+    },
+    needs: || no_cgroups(&["devices", "freezer", "cpuset"]),
+    ..Group::fast("matrix_confined", EXCLUSIVE, ALL)
 };
 
 /// Two types of GPUs, the later ones first, and no files on the nodes.
 pub const CONFIGLESS: Group = Group {
-    needs: || no_cgroups(&["devices", "freezer", "cpuset"]),
-    ..site("matrix_configless", LAUNCHES, "keep", || {
+    options: || {
+        let types = [("[2-3]", " Type=b"), ("[0-1]", " Type=a")];
         let options = Options {
             configless: true,
-            ..options(
-                "gpu:b:2,gpu:a:2",
-                &[("[2-3]", " Type=b"), ("[0-1]", " Type=a")],
-            )
+            ..options("gpu:b:2,gpu:a:2", &types)
         };
         options.with_cgroups(&["ConstrainDevices=no"])
-    })
+    },
+    needs: CONFINED.needs,
+    ..Group::fast("matrix_configless", KEEP, cells![each_launch_and_each_of_its_steps])
 };
-
-const fn site(
-    name: &'static str,
-    cells: &'static [Cell],
-    mode: &'static str,
-    options: fn() -> Options,
-) -> Group {
-    Group {
-        options,
-        prepare: match mode.len() {
-            4 => |bed| fast(bed, "compute_mode = \"keep\"\n"),
-            _ => |bed| fast(bed, "compute_mode = \"exclusive\"\n"),
-        },
-        ..Group::new(name, cells)
-    }
-}
 
 const NODE: &str = "site";
 
@@ -266,41 +257,36 @@ fn start(cell: &Context, row: &Row<'_>, variant: usize) -> Result<(PathBuf, Clie
         format!("srun {flags} {}; echo \"code {label} $?\"", look(label))
     };
     let steps = [step("one", ""), step("two", second)].join("\n");
-    let (command, line) = match row.launch {
-        "srun" => (
-            format!("srun {shape} -w {both} {}", look("one")),
-            String::new(),
-        ),
+    let command = match row.launch {
+        "srun" => format!("srun {shape} -w {both} {}", look("one")),
         "het" => {
             let part = format!("{size} {} {second} -w {other} {}", row.shape, look("two"));
-            let words = format!("srun {shape} -w {one} {} : {part}", look("one"));
-            (words, String::new())
+            format!("srun {shape} -w {one} {} : {part}", look("one"))
         }
-        "salloc" => (format!("salloc {shape} -w {both}"), steps),
+        "salloc" => format!("salloc {shape} -w {both}"),
         sbatch => {
             let file = dir.join("job.sh");
             fs::write(&file, format!("#!/bin/bash\n{}\n{steps}\n", look("batch")))?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
             let (dir, file) = (dir.display(), file.display());
-            let words =
-                format!("{sbatch} --parsable {shape} -w {both} --output={dir}/%j.out {file}");
-            (words, String::new())
+            format!("{sbatch} --parsable {shape} -w {both} --output={dir}/%j.out {file}")
         }
     };
+    let line = if row.launch == "salloc" { &steps } else { "" };
     let conf = cell.bed.plain_conf();
     let env: &[(&str, &str)] = match variant {
         PLAIN => &[("SLURM_CONF", &conf)],
         _ => &[],
     };
-    let client = cell.start_as(&cell.user, &command, &line, env)?;
+    let client = cell.start_as(&cell.user, &command, line, env)?;
     Ok((dir, client))
 }
 
-/// A task's place, the same in all three runs: label, element of the array, node, local rank.
-type Place = (String, String, usize, usize);
+/// The place of a step's task, the same in all three runs: element of the array, node, local rank.
+type Place = (String, usize, usize);
 
 impl Run {
-    fn by_place(&self) -> BTreeMap<Place, &Witness> {
+    fn of_step(&self, label: &str) -> BTreeMap<Place, &Witness> {
         let place = |task: &Witness| {
             let index = task.variable("SLURM_ARRAY_TASK_ID").unwrap_or_default();
             let node = self.nodes.iter().position(|name| *name == task.node);
@@ -308,30 +294,16 @@ impl Run {
                 "batch" => 0,
                 _ => task.local_rank(),
             };
-            (
-                task.label.clone(),
-                index.to_owned(),
-                node.unwrap_or(9),
-                rank,
-            )
+            (index.to_owned(), node.unwrap_or(9), rank)
         };
-        self.tasks.iter().map(|task| (place(task), task)).collect()
-    }
-
-    fn of_step(&self, label: &str) -> BTreeMap<Place, &Witness> {
-        let mut tasks = self.by_place();
-        tasks.retain(|place, _| place.0 == label);
-        tasks
+        let tasks = self.tasks.iter().filter(|task| task.label == label);
+        tasks.map(|task| (place(task), task)).collect()
     }
 }
 
 fn judge(cell: &Context, row: &Row<'_>, [with, without, plain]: &[Run; 3]) -> Result<()> {
-    ensure!(
-        lines(without) == lines(plain),
-        "{}\n{}",
-        without.said,
-        plain.said
-    );
+    let same_lines = lines(without) == lines(plain);
+    ensure!(same_lines, "{}\n{}", without.said, plain.said);
     let keeps = fs::read_to_string(&cell.nodes.product.config)?.contains("= \"keep\"");
     for (label, words) in &row.steps {
         let (expected, found) = (plain.of_step(label), with.of_step(label));
@@ -385,16 +357,15 @@ fn attached(
             (Some(memory), Some(mib)) => memory.contains(&mib),
             (memory, limit) => memory.is_none() && limit.is_none(),
         };
-        let sms = of_ranks[place.3 % of_ranks.len()];
+        let sms = of_ranks[place.2 % of_ranks.len()];
         ensure!(is_one && has.0 == Some(sms), "{place:?}: {has:?}");
         named(cell, row, task)?;
         let own = row.flags.contains("per-gpu").then_some(&task.devices);
-        let key = (&place.1, place.2, own);
-        daemons.entry(key).or_default().insert(cuda.daemon_pid);
-        firsts
-            .entry((&place.1, place.2))
-            .or_default()
-            .insert(cuda.uuids.first());
+        let node = (&place.0, place.1);
+        let pids = daemons.entry((node, own)).or_default();
+        pids.insert(cuda.daemon_pid);
+        let seen_first = firsts.entry(node).or_default();
+        seen_first.insert(cuda.uuids.first());
     }
     holds(daemons.values().all(|pids| pids.len() == 1), &daemons)?;
     let wanted = numbers(words, "on");
@@ -408,11 +379,8 @@ fn named(cell: &Context, row: &Row<'_>, task: &Witness) -> Result<()> {
     let list = task.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let numbers: Option<Vec<usize>> = list.split(',').map(|number| number.parse().ok()).collect();
     let asked = row.flags.split_once("--mps-visible=").map(|(_, word)| word);
-    let devices = cell.nodes.nodes[0].device_names();
-    let may_open = devices
-        .into_iter()
-        .filter(|device| task.may_open.contains(device));
-    let may_open: Vec<String> = may_open.collect();
+    let mut may_open = cell.nodes.nodes[0].device_names();
+    may_open.retain(|device| task.may_open.contains(device));
     let right = match (asked, numbers) {
         (Some("ordinal"), numbers) => numbers.is_some(),
         (Some(_), numbers) => numbers.is_none(),
@@ -472,17 +440,12 @@ fn facts(task: &Witness, run: &Run, with_flags: bool) -> BTreeMap<String, String
     let skipped = |name: &str| {
         OF_THE_JOB.iter().any(|part| name.contains(part)) || with_flags && name.contains("_SPANK_")
     };
-    let mut facts: BTreeMap<String, String> = (task.environment.iter())
-        .filter(|(name, _)| !skipped(name))
-        .map(|(name, value)| (name.clone(), plain(value)))
-        .collect();
+    let variables = task.environment.iter().filter(|(name, _)| !skipped(name));
+    let variables = variables.map(|(name, value)| (name.clone(), plain(value)));
     let cuda = (task.cuda.under_mps, &task.cuda.error);
-    let seen = format!(
-        "{cuda:?} {:?} {:?} {:?}",
-        task.devices, task.may_open, task.limits
-    );
-    facts.insert("what it sees".to_owned(), seen);
-    facts
+    let seen = (cuda, &task.devices, &task.may_open, &task.limits);
+    let seen = ("what it sees".to_owned(), format!("{seen:?}"));
+    variables.chain([seen]).collect()
 }
 
 fn same(
@@ -493,13 +456,9 @@ fn same(
 ) -> Result<()> {
     let with_flags = run.nodes == nodes(WITH);
     for (place, model) in expected {
-        let task = *found
-            .get(place)
-            .with_context(|| format!("no {place:?}: {}", run.said))?;
-        let (own, other) = (
-            facts(task, run, with_flags),
-            facts(model, plain, with_flags),
-        );
+        let none = || format!("no {place:?}: {}", run.said);
+        let own = facts(found.get(place).with_context(none)?, run, with_flags);
+        let other = facts(model, plain, with_flags);
         let names: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
         for name in names {
             let values = (own.get(name), other.get(name));
@@ -512,12 +471,7 @@ fn same(
 /// The next step is like its job, and another step may ask differently.
 fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
-    let steps = [
-        "--mps --mps-threads=30",
-        "",
-        "--mps --mps-threads=20",
-        "--mps=off",
-    ];
+    let steps = ["--mps --mps-threads=30", "", "--mps --mps-threads=20", "--mps=off"];
     let steps = steps.map(|words| format!("srun {words} /bin/sh -c '{client}'"));
     let records = cell.records("salloc -w site[1-2] --gres=gpu:1", &steps.join(" && "))?;
     let under: Vec<bool> = records.iter().map(|record| record.under_mps).collect();

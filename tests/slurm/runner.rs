@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tests::beside::Work;
+use tests::double::Builder;
 use tests::slurm::{Bed, Options, Simulated, User, Word, is_chosen_in};
 
 const QUIET: Duration = Duration::from_secs(30);
@@ -24,21 +25,35 @@ pub(crate) use cells;
 pub struct Group {
     pub name: &'static str,
     pub options: fn() -> Options,
-    /// Puts into the new bed what it needs before the daemons start.
-    pub prepare: fn(&mut Bed) -> Result<Simulated>,
+    /// Lines of mpsd.toml.
+    pub config: &'static str,
+    /// The GPUs' doubles take no time; otherwise they take the recorded times.
+    pub fast: bool,
+    /// Puts into the new bed what else it needs before the daemons start.
+    pub prepare: fn(&mut Bed, &Simulated) -> Result<()>,
     pub needs: fn() -> Option<String>,
     pub cells: &'static [Cell],
 }
 
 impl Group {
-    /// Two nodes with the product and with two simulated GPUs each, which take the recorded times.
+    /// Two nodes with the product and with two simulated GPUs each.
     pub const fn new(name: &'static str, cells: &'static [Cell]) -> Group {
         Group {
             name,
             options: Options::default,
-            prepare: |bed| Simulated::install(bed, "", |node| node),
+            config: "",
+            fast: false,
+            prepare: |_, _| Ok(()),
             needs: || None,
             cells,
+        }
+    }
+
+    pub const fn fast(name: &'static str, config: &'static str, cells: &'static [Cell]) -> Group {
+        Group {
+            config,
+            fast: true,
+            ..Group::new(name, cells)
         }
     }
 
@@ -53,9 +68,8 @@ impl Group {
     }
 }
 
-pub fn fast(bed: &mut Bed, config: &str) -> Result<Simulated> {
-    Simulated::install(bed, config, |node| node.fast())
-}
+/// Two servers on one GPU need a GPU that is not exclusive.
+pub const KEEP: &str = "compute_mode = \"keep\"\n";
 
 pub struct Context {
     pub bed: Bed,
@@ -106,7 +120,9 @@ pub fn beds<'a>(
 
 fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
     let mut bed = Bed::create((group.options)())?;
-    let nodes = (group.prepare)(&mut bed)?;
+    let times = |node: Builder| if group.fast { node.fast() } else { node };
+    let nodes = Simulated::install(&mut bed, group.config, times)?;
+    (group.prepare)(&mut bed, &nodes)?;
     let context = Context::start_bed(bed, nodes)?;
     for (name, cell) in cells {
         let started = Instant::now();
@@ -116,11 +132,8 @@ fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
             .map_or_else(|_| recover(&context), |()| String::new());
         tally.note(&format!("{}::{name}", group.name), started, outcome, &said);
     }
-    let (started, name) = (
-        Instant::now(),
-        format!("{}::the_bed_leaves_nothing", group.name),
-    );
-    tally.note(&name, started, guarded(|| teardown(context)), "");
+    let name = format!("{}::the_bed_leaves_nothing", group.name);
+    tally.note(&name, Instant::now(), guarded(|| teardown(context)), "");
     Ok(())
 }
 
