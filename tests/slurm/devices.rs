@@ -11,17 +11,16 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use tests::slurm::{Gpus, Options};
+use tests::slurm::{Gpus, Options, Record};
 
-use crate::jobs::{check_bare, check_daemons, gpus, holds, says};
-use crate::runner::{Cell, Context, Group, cells, fast};
+use crate::jobs::{LIMIT, check_bare, check_daemons, gpus, holds, says};
+use crate::runner::{Cell, Context, Group, cells};
 use crate::sites::no_cgroups;
 
 const fn group(name: &'static str, options: fn() -> Options, cells: &'static [Cell]) -> Group {
     Group {
         options,
-        prepare: |bed| fast(bed, ""),
-        ..Group::new(name, cells)
+        ..Group::fast(name, "", cells)
     }
 }
 
@@ -102,10 +101,8 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
         }
         found.push(records.into_iter().map(|record| record.uuids).collect());
     }
-    ensure!(
-        found[0] == found[1],
-        "{words}: without and with MPS {found:?}"
-    );
+    let same = found[0] == found[1];
+    ensure!(same, "{words}: without and with MPS {found:?}");
     Ok(found.swap_remove(0))
 }
 
@@ -115,11 +112,9 @@ fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
     for mps in ["", "--mps"] {
         let line = cell.client("--hold 1");
         let step = format!("srun {mps} -n1 --gres=gpu:1 --exact /bin/sh -c '{line}'");
-        let records = cell.records(
-            "salloc -n2 --gres=gpu:2",
-            &format!("{step} & {step} & wait"),
-        )?;
-        let right = |record: &tests::slurm::Record| record.under_mps != mps.is_empty();
+        let steps = format!("{step} & {step} & wait");
+        let records = cell.records("salloc -n2 --gres=gpu:2", &steps)?;
+        let right = |record: &Record| record.under_mps != mps.is_empty();
         holds(records.len() == 2 && records.iter().all(right), &records)?;
         found.push(gpus(&records));
     }
@@ -129,26 +124,19 @@ fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
 
 /// What `mpsctl slurm check` says of this node's GPUs: the lines about gres.conf.
 fn check(cell: &Context) -> Result<Vec<String>> {
-    let conf = cell.bed.dir().join("etc/slurm.conf");
-    let line = format!(
-        "{} slurm check --node node1 --slurm-conf {}",
-        cell.mpsctl(),
-        conf.display()
-    );
-    let said = cell
-        .bed
-        .on_node("node1", &line.split(' ').collect::<Vec<_>>())?
-        .stdout;
+    let (mpsctl, conf) = (cell.mpsctl(), cell.bed.dir().join("etc/slurm.conf"));
+    let conf = conf.display();
+    let line = format!("{mpsctl} slurm check --node node1 --slurm-conf {conf}");
+    let words: Vec<&str> = line.split(' ').collect();
+    let said = cell.bed.on_node("node1", &words)?.stdout;
     let about = |line: &&str| line.contains("gres.conf") || line.contains("/dev/nvidia");
     Ok(said.lines().filter(about).map(str::to_owned).collect())
 }
 
 fn the_check_is_content(cell: &Context) -> Result<()> {
     let said = check(cell)?;
-    holds(
-        matches!(&said[..], [line] if line.starts_with("OK    each of the ")),
-        &said,
-    )
+    let fine = |line: &str| line.starts_with("OK    each of the ");
+    holds(matches!(&said[..], [line] if fine(line)), &said)
 }
 
 /// It names the lines of gres.conf that lead to other GPUs.
@@ -173,11 +161,7 @@ fn each_type_has_its_gpu(cell: &Context) -> Result<()> {
 fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
     let forged = "x Nodes=node[1-2] GRES=gpu:2(IDX:0-1)";
     let argv = ["srun", "--mps", "-J", forged, "--gres=gpu:a:1", "true"];
-    let done = cell
-        .bed
-        .spawn(&cell.user, &argv)?
-        .wait(crate::jobs::LIMIT)?
-        .fails()?;
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.fails()?;
     // From 25.11 on the line that submitted it is shown too.
     says(&done.stderr, &["lists of them for this job"])
 }
@@ -191,10 +175,7 @@ fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
     holds(without[0].uuids == node.uuids()[..1], &without)?;
     let words = ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"];
     cell.check_refused("srun --mps --gres=gpu:1", &words)?;
-    holds(
-        node.modes().iter().all(|mode| mode == "default"),
-        &node.modes(),
-    )?;
+    holds(node.modes() == ["default"; 2], &node.modes())?;
     let said = check(cell)?;
     let fails = |line: &str| line.starts_with("FAIL  ") && line.contains("gres.conf' line 1)");
     holds(matches!(&said[..], [line] if fails(line)), &said)
@@ -239,24 +220,18 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         let dir = bed.dir().join(format!("list-{number}"));
         fs::create_dir(&dir)?;
         let file = dir.join("slurm.conf");
-        fs::write(
-            &file,
-            conf.replace("Gres=gpu:4", &format!("Gres={granted}")),
-        )?;
+        let text = conf.replace("Gres=gpu:4", &format!("Gres={granted}"));
+        fs::write(&file, text)?;
         fs::copy(bed.dir().join("etc/cgroup.conf"), dir.join("cgroup.conf"))?;
         fs::write(dir.join("gres.conf"), gres)?;
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia[0-1,3]\n")?;
         let file_name = file.to_str().context("a path of ours")?;
         let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
         let theirs = files_of(&said.success()?.said());
+        let what = format!("{granted} {gres}: slurmd {theirs:?}");
         let ours = (0..theirs.len()).map(|place| ours(cell, file_name, place));
-        let ours = ours
-            .collect::<Result<Vec<_>>>()
-            .with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
-        ensure!(
-            ours == theirs,
-            "{granted} {gres}: {ours:?}, slurmd {theirs:?}"
-        );
+        let ours: Vec<PathBuf> = ours.collect::<Result<_>>().context(what.clone())?;
+        ensure!(ours == theirs, "{what}, not {ours:?}");
     }
     Ok(())
 }
@@ -279,13 +254,8 @@ fn ours(cell: &Context, conf: &str, place: usize) -> Result<PathBuf> {
 }
 
 fn files_of(said: &str) -> Vec<PathBuf> {
-    let files = said
-        .lines()
-        .filter(|line| line.contains("Gres Name=gpu"))
-        .filter_map(|line| {
-            let (_, rest) = line.split_once("File=")?;
-            rest.split(' ').next()
-        });
+    let lines = said.lines().filter(|line| line.contains("Gres Name=gpu"));
+    let files = lines.filter_map(|line| line.split_once("File=")?.1.split(' ').next());
     let mut all = Vec::new();
     for list in files {
         let mut inside = false;
@@ -300,8 +270,7 @@ fn files_of(said: &str) -> Vec<PathBuf> {
             };
             for range in numbers.split(',') {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let (first, last): (u32, u32) =
-                    (first.parse().unwrap_or(0), last.parse().unwrap_or(0));
+                let [first, last] = [first, last].map(|number| number.parse::<u32>().unwrap_or(0));
                 all.extend((first..=last).map(|number| PathBuf::from(format!("{head}{number}"))));
             }
         }

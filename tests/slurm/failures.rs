@@ -15,10 +15,7 @@ use crate::runner::{Cell, Context, Group, cells};
 
 pub const OPTIONAL: Group = Group::fast("failures_optional", CONFIG, CELLS);
 
-pub const REQUIRED: Group = Group {
-    options: Group::required("", CELLS).options,
-    ..Group::fast("failures_required", CONFIG, CELLS)
-};
+pub const REQUIRED: Group = Group::fast("failures_required", CONFIG, CELLS).required();
 
 /// A requeued job starts again soon, because Slurm waits only as long as its credential is valid.
 pub const HELD: Group = Group {
@@ -52,7 +49,7 @@ requeue_limit = 1
 ";
 
 /// A requeued job of this bed starts again after some seconds (docs/facts/slurm.md#failures).
-pub fn starts_again_soon(bed: &mut Bed, _: &Simulated) -> Result<()> {
+pub fn starts_again_soon(bed: &mut Bed, _: &mut Simulated) -> Result<()> {
     let socket = bed.dir().join("munge/socket");
     let line = format!("AuthInfo=socket={},cred_expire=5", socket.display());
     bed.options_mut().slurm_lines.push(line);
@@ -295,7 +292,11 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     let is_all = plain.stdout == "untouched\nuntouched\n";
     holds(is_all && plain.stderr.is_empty(), &plain)?;
     let misconfigured = "MPS is misconfigured on node1 (not your job)";
-    let words = ["compute_mood", "did you mean 'compute_mode'?", misconfigured];
+    let words = [
+        "compute_mood",
+        "did you mean 'compute_mode'?",
+        misconfigured,
+    ];
     cell.check_refused(SRUN, &words)?;
     let job = cell.submit(&format!("{ONE_GPU} --requeue"), "echo ran")?;
     let requeued = cell.wait_shown(job, &["Restarts=1 ", "JobState=PENDING "]);

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::send;
-use tests::slurm::{Options, Simulated};
+use tests::slurm::Options;
 
 use crate::jobs::{LIMIT, ONE_GPU, check_during, holds};
 use crate::runner::{Context, Group, cells};
@@ -32,7 +32,7 @@ pub const GROUP: Group = Group {
         options.slurm_lines.push(line);
         options
     },
-    prepare: |bed| Simulated::install(bed, "deadline_s = 40\n", |node| node),
+    config: "deadline_s = 40\n",
     needs: || no_cgroups(&["freezer"]),
     ..Group::new("held", cells![a_step_that_its_user_keeps_drains_nothing])
 };
@@ -111,17 +111,12 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
     let job = cell.submit("-w node1 --gres=gpu:1", &script)?;
     let step = cell.bed.run_dir().join(format!("node1/jobs/{job}.0"));
     cell.wait_ready(1)?;
-    let Some(holder) = Holder::start(
-        cell,
-        "fuse",
-        ("MPS_DOUBLE_WRITES", &step.join("log/control.log")),
-    )?
-    else {
+    let locked = ("MPS_DOUBLE_WRITES", &*step.join("log/control.log"));
+    let Some(holder) = Holder::start(cell, "fuse", locked)? else {
         return cell.idle();
     };
-    cell.wait("the step's end", || {
-        Ok(cell.output(job).contains("after 0"))
-    })?;
+    let ended = || Ok(cell.output(job).contains("after 0"));
+    cell.wait("the step's end", ended)?;
     let time = KILL_WAIT + PATIENCE + Duration::from_secs(8);
     check_during(time, || cell.check_in_service())?;
     drop(holder);
@@ -137,17 +132,14 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
     check_during(PROLOG_TIMEOUT + Duration::from_secs(6), || {
         // Before its exec the process is root's and has another name.
         let mut all = cell.bed.job_processes();
-        all.retain(|process| {
-            process.uid == cell.user.uid && is_ours(&process.name) && process.state != 'T'
-        });
-        for process in all {
+        all.retain(|process| process.uid == cell.user.uid && is_ours(&process.name));
+        for process in all.iter().filter(|process| process.state != 'T') {
             stopped += usize::from(send(process.pid, Signal::SIGSTOP).is_ok());
         }
         cell.check_in_service()
     })?;
     ensure!(stopped > 0, "there was no daemon to stop");
-    cell.root(&format!("scancel {job}"))?;
-    cell.idle()?;
+    cell.cancel(job)?;
     cell.check_node1_serves()
 }
 
@@ -155,14 +147,11 @@ fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
 fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> {
     const STEPS: usize = 7;
     let step = "srun --mps --overlap -n1 --gres=gpu:1 /bin/sleep 300 &\n";
-    let job = cell.submit(
-        "-w node1 --gres=gpu:1",
-        &format!("{}wait", step.repeat(STEPS)),
-    )?;
+    let script = format!("{}wait", step.repeat(STEPS));
+    let job = cell.submit("-w node1 --gres=gpu:1", &script)?;
     let jobs = cell.bed.run_dir().join("node1/jobs");
-    let steps: Vec<_> = (0..STEPS)
-        .map(|n| jobs.join(format!("{job}.{n}")))
-        .collect();
+    let steps = (0..STEPS).map(|n| jobs.join(format!("{job}.{n}")));
+    let steps: Vec<_> = steps.collect();
     cell.wait_ready(STEPS)?;
     let mut kept = Vec::new();
     for (number, step) in steps.iter().enumerate() {
@@ -175,10 +164,8 @@ fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> 
     cell.root(&format!("scancel {job}"))?;
     cell.wait("the job's end", || {
         cell.check_in_service()?;
-        Ok(cell
-            .bed
-            .job(job)?
-            .is_none_or(|job| job["JobState"] == "CANCELLED"))
+        let job = cell.bed.job(job)?;
+        Ok(job.is_none_or(|job| job["JobState"] == "CANCELLED"))
     })?;
     cell.idle()?;
     cell.check_in_service()?;

@@ -7,19 +7,16 @@ use tests::node_bed::send;
 use tests::slurm::{Client, Options, User};
 
 use crate::jobs::{LIMIT, holds, says};
-use crate::runner::{Context, Group, cells, fast};
+use crate::runner::{Context, Group, KEEP, cells};
 
-/// Two servers of one GPU, as here a job's and a step's, need a GPU that is not exclusive.
-pub const GROUP: Group = Group {
-    prepare: |bed| fast(bed, "compute_mode = \"keep\"\n"),
-    ..Group::new(
-        "leftovers",
-        cells![
-            only_what_slurm_has_let_go_is_taken_down,
-            steps_of_an_array_are_left_alone,
-        ],
-    )
-};
+pub const GROUP: Group = Group::fast(
+    "leftovers",
+    KEEP,
+    cells![
+        only_what_slurm_has_let_go_is_taken_down,
+        steps_of_an_array_are_left_alone,
+    ],
+);
 
 /// One node on the host, as in production.
 pub const ALONE: Group = Group {
@@ -38,13 +35,9 @@ const NEVER: &str = "999999";
 /// Starts a daemon as Slurm's plugin does, for a job or a step that Slurm does not have.
 fn orphan(cell: &Context, job: &str, gpu: &str, more: &str) -> Result<()> {
     let product = &cell.nodes.product;
-    let (program, config) = (
-        product.libexec.join("mps-prologue"),
-        product.config.display(),
-    );
+    let (programs, config) = (product.libexec.display(), product.config.display());
     let command = format!(
-        "{} --config {config} --scheduler slurm --request MPS=true {more}",
-        program.display()
+        "{programs}/mps-prologue --config {config} --scheduler slurm --request MPS=true {more}"
     );
     let uid = cell.user.uid.to_string();
     let env = [
@@ -54,10 +47,8 @@ fn orphan(cell: &Context, job: &str, gpu: &str, more: &str) -> Result<()> {
         ("SLURM_STEP_GPUS", gpu),
         ("SLURMD_NODENAME", "node1"),
     ];
-    cell.start_as(&User::root(), &command, "", &env)?
-        .wait(LIMIT)?
-        .success()?;
-    Ok(())
+    let client = cell.start_as(&User::root(), &command, "", &env)?;
+    client.wait(LIMIT)?.success().map(drop)
 }
 
 fn left_alone(id: &str) -> String {
@@ -67,8 +58,7 @@ fn left_alone(id: &str) -> String {
 fn end(cell: &Context, client: Client, job: &str) -> Result<()> {
     client.signal(Signal::SIGKILL)?;
     let _ = client.wait(LIMIT)?;
-    cell.root(&format!("scancel {job}"))?;
-    cell.idle()
+    cell.cancel(job)
 }
 
 fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
@@ -76,19 +66,15 @@ fn only_what_slurm_has_let_go_is_taken_down(cell: &Context) -> Result<()> {
     let job = cell.wait_ready(1)?.remove(0);
     orphan(cell, NEVER, "1", "")?;
     orphan(cell, &job, "0", "--step 77")?;
-    let said = cell
-        .root_mpsctl("reconcile --node node1")?
-        .success()?
-        .said();
+    let done = cell.root_mpsctl("reconcile --node node1")?;
+    let said = done.success()?.said();
     let never = format!("job {NEVER}: gone (slurmctld has no such job on this node): taken down");
     let step = format!("job {job}.77: gone (slurmctld has no such step on this node): taken down");
     says(&said, &[&left_alone(&job), &never, &step])?;
     holds(client.runs() && cell.ready("node1") == [job.clone()], &said)?;
     let jobs = cell.bed.run_dir().join("node1/jobs");
-    holds(
-        !jobs.join(NEVER).exists() && !jobs.join(format!("{job}.77")).exists(),
-        &said,
-    )?;
+    let left = [NEVER, &format!("{job}.77")].map(|name| jobs.join(name).exists());
+    holds(left == [false; 2], &said)?;
     end(cell, client, &job)
 }
 
@@ -111,14 +97,11 @@ fn steps_of_an_array_are_left_alone(cell: &Context) -> Result<()> {
     let array = cell.submit("--array=1-2 -w node1 --gres=gpu:1", script)?;
     let steps = cell.wait_ready(2)?;
     holds(steps.iter().all(|id| id.ends_with(".0")), &steps)?;
-    let said = cell
-        .root_mpsctl("reconcile --node node1")?
-        .success()?
-        .said();
+    let done = cell.root_mpsctl("reconcile --node node1")?;
+    let said = done.success()?.said();
     for step in &steps {
         says(&said, &[&left_alone(step)])?;
     }
     holds(cell.ready("node1") == steps, &said)?;
-    cell.root(&format!("scancel {array}"))?;
-    Ok(())
+    cell.cancel(array)
 }

@@ -90,11 +90,8 @@ const AT_ONCE: usize = 5;
 fn names() -> Vec<String> {
     let groups = LOOKING.iter().chain(GROUPS).chain(ALONE);
     let of = |group: &runner::Group| {
-        let name = group.name;
-        let cells = group.cells.iter();
-        cells
-            .map(|(cell, _)| format!("{name}::{cell}"))
-            .collect::<Vec<_>>()
+        let (name, cells) = (group.name, group.cells.iter());
+        cells.map(move |(cell, _)| format!("{name}::{cell}"))
     };
     groups.flat_map(of).chain(scripts::names()).collect()
 }
@@ -104,12 +101,8 @@ fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     let mut value = |option: &str| {
         let at = words.iter().position(|word| word == option)?;
-        Some(
-            words
-                .drain(at..(at + 2).min(words.len()))
-                .nth(1)
-                .unwrap_or_default(),
-        )
+        let end = (at + 2).min(words.len());
+        Some(words.drain(at..end).nth(1).unwrap_or_default())
     };
     if let Some(prefix) = value("--prefix") {
         if prefix.is_empty() {
@@ -123,9 +116,8 @@ fn main() -> ExitCode {
         None => AT_ONCE.min(most),
         Some(Ok(number)) if (1..=most).contains(&number) => number,
         Some(_) => {
-            eprintln!(
-                "--at-once needs a number of clusters: this machine has accounts for 1 to {most}"
-            );
+            let need = "--at-once needs a number of clusters";
+            eprintln!("{need}: this machine has accounts for 1 to {most}");
             return ExitCode::from(2);
         }
     };

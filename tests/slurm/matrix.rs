@@ -76,7 +76,11 @@ pub const CONFIGLESS: Group = Group {
         options.with_cgroups(&["ConstrainDevices=no"])
     },
     needs: CONFINED.needs,
-    ..Group::fast("matrix_configless", KEEP, cells![each_launch_and_each_of_its_steps])
+    ..Group::fast(
+        "matrix_configless",
+        KEEP,
+        cells![each_launch_and_each_of_its_steps],
+    )
 };
 
 const NODE: &str = "site";
@@ -471,7 +475,12 @@ fn same(
 /// The next step is like its job, and another step may ask differently.
 fn a_first_step_that_asks_does_not_ask_for_its_job(cell: &Context) -> Result<()> {
     let client = cell.client("--hold 0.1");
-    let steps = ["--mps --mps-threads=30", "", "--mps --mps-threads=20", "--mps=off"];
+    let steps = [
+        "--mps --mps-threads=30",
+        "",
+        "--mps --mps-threads=20",
+        "--mps=off",
+    ];
     let steps = steps.map(|words| format!("srun {words} /bin/sh -c '{client}'"));
     let records = cell.records("salloc -w site[1-2] --gres=gpu:1", &steps.join(" && "))?;
     let under: Vec<bool> = records.iter().map(|record| record.under_mps).collect();

@@ -4,31 +4,15 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Bed, Options, Simulated, User};
+use tests::slurm::{Options, User};
 
 use crate::failures::starts_again_soon;
 use crate::jobs::{LIMIT, check_bare, check_daemons, holds, records};
-use crate::runner::{Context, Group, cells, fast};
-
-pub const GROUP: Group = Group {
-    options,
-    prepare,
-    ..Group::new(
-        "operations",
-        cells![
-            a_suspended_job_can_be_cancelled,
-            a_preempted_job_gets_its_mps_again,
-            a_preempted_job_is_suspended_and_goes_on,
-            a_shell_from_outside_attaches_by_the_jobs_id,
-            a_step_from_outside_is_as_one_from_inside,
-            the_site_forbids_it_at_submission,
-        ],
-    )
-};
+use crate::runner::{Context, Group, KEEP, cells};
 
 /// Jobs of `urgent` preempt others: jobs in `low` are requeued, jobs in `paused` are suspended.
-fn options() -> Options {
-    Options {
+pub const GROUP: Group = Group {
+    options: || Options {
         slurm_lines: vec![
             "PreemptType=preempt/partition_prio".into(),
             "PreemptMode=SUSPEND,GANG".into(),
@@ -41,17 +25,26 @@ fn options() -> Options {
             "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP".into(),
         ],
         ..Options::default()
-    }
-}
+    },
+    prepare: |bed, nodes| {
+        std::fs::write(bed.dir().join("etc/job_submit.lua"), FORBIDS)?;
+        starts_again_soon(bed, nodes)
+    },
+    ..Group::fast(
+        "operations",
+        KEEP,
+        cells![
+            a_suspended_job_can_be_cancelled,
+            a_preempted_job_gets_its_mps_again,
+            a_preempted_job_is_suspended_and_goes_on,
+            a_shell_from_outside_attaches_by_the_jobs_id,
+            a_step_from_outside_is_as_one_from_inside,
+            the_site_forbids_it_at_submission,
+        ],
+    )
+};
 
 const FORBIDS: &str = include_str!("../../docs/examples/job_submit.lua");
-
-fn prepare(bed: &mut Bed) -> Result<Simulated> {
-    std::fs::write(bed.dir().join("etc/job_submit.lua"), FORBIDS)?;
-    starts_again_soon(bed);
-    // Jobs that take turns on a GPU cannot have it exclusive.
-    fast(bed, "compute_mode = \"keep\"\n")
-}
 
 /// A batch job with its MPS ready, and a client that runs for this long.
 fn running(cell: &Context, words: &str, seconds: u32) -> Result<u32> {
@@ -70,8 +63,7 @@ fn a_suspended_job_can_be_cancelled(cell: &Context) -> Result<()> {
     let job = running(cell, "", 60)?;
     cell.root(&format!("scontrol suspend {job}"))?;
     cell.wait_shown(job, &["JobState=SUSPENDED "])?;
-    cell.root(&format!("scancel {job}"))?;
-    cell.idle()?;
+    cell.cancel(job)?;
     cell.check_in_service()
 }
 
@@ -110,8 +102,7 @@ fn a_shell_from_outside_attaches_by_the_jobs_id(cell: &Context) -> Result<()> {
     check_daemons(&records(&attached.said())?, cell.user.uid, 1)?;
     let another = outside(&cell.other, &exec)?.fails()?;
     holds(another.stdout.is_empty(), &another.story())?;
-    cell.root(&format!("scancel {job}"))?;
-    cell.idle()
+    cell.cancel(job)
 }
 
 /// 50 % of 132 multiprocessors are 66, 25 % are 32 (recorded).
@@ -131,26 +122,20 @@ fn a_step_from_outside_is_as_one_from_inside(cell: &Context) -> Result<()> {
     }
     let step = format!("srun --jobid={job} --overlap --mps-threads=75");
     cell.check_refused(&step, &["--mps-threads=75", "50"])?;
-    cell.root(&format!("scancel {job}"))?;
-    cell.idle()?;
+    cell.cancel(job)?;
 
     let bare = cell.submit("-w node1 --gres=gpu:1", "exec sleep 60")?;
     cell.wait_shown(bare, &["JobState=RUNNING "])?;
     let step = format!("srun --jobid={bare} --overlap --mps-threads=25");
     cell.check_refused(&step, &["--mps-threads=25: MPS itself is not asked for"])?;
-    cell.root(&format!("scancel {bare}"))?;
-    cell.idle()
+    cell.cancel(bare)
 }
 
 /// docs/examples/job_submit.lua.
 fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
     for command in ["srun", "salloc", "sbatch --wrap=true"] {
         let words = ["--mps: not in partition debug", "allowed: --partition=main"];
-        let line = if command.starts_with("sbatch") {
-            ""
-        } else {
-            "true"
-        };
+        let line = ["true", ""][usize::from(command.starts_with("sbatch"))];
         for partitions in ["debug", "main,debug"] {
             let command = format!("{command} --partition={partitions} --gres=gpu:1 --mps");
             cell.check_refused_with(&command, line, &[], &words)?;
@@ -162,23 +147,17 @@ fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
     let write = |text: &str, seconds: u64| {
         std::fs::write(&file, text)?;
         let newer = SystemTime::now() + Duration::from_secs(seconds);
-        std::fs::File::options()
-            .write(true)
-            .open(&file)?
-            .set_modified(newer)
+        let file = std::fs::File::options().write(true).open(&file)?;
+        file.set_modified(newer)
     };
-    write(
-        &FORBIDS.replace("may_be_in(\"debug\"", "may_be_in(\"main\""),
-        2,
-    )?;
+    let forbids = FORBIDS.replace("may_be_in(\"debug\"", "may_be_in(\"main\"");
+    write(&forbids, 2)?;
     let words = ["--mps: not in partition debug"];
     cell.check_refused_with("srun --gres=gpu:1 --mps", "true", &[], &words)?;
     write(FORBIDS, 4)?;
     for words in ["", "--mps=off"] {
-        check_bare(&cell.clients(
-            &format!("--partition=debug -w node1 --gres=gpu:1 {words}"),
-            "",
-        )?)?;
+        let words = format!("--partition=debug -w node1 --gres=gpu:1 {words}");
+        check_bare(&cell.clients(&words, "")?)?;
     }
     cell.check_node1_serves()
 }

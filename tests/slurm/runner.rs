@@ -3,6 +3,7 @@
 //! in one piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ pub struct Group {
     /// The GPUs' doubles take no time; otherwise they take the recorded times.
     pub fast: bool,
     /// Puts into the new bed what else it needs before the daemons start.
-    pub prepare: fn(&mut Bed, &Simulated) -> Result<()>,
+    pub prepare: fn(&mut Bed, &mut Simulated) -> Result<()>,
     pub needs: fn() -> Option<String>,
     pub cells: &'static [Cell],
 }
@@ -57,13 +58,14 @@ impl Group {
         }
     }
 
-    pub const fn required(name: &'static str, cells: &'static [Cell]) -> Group {
+    /// The same with `required` in plugstack.conf.
+    pub const fn required(self) -> Group {
         Group {
             options: || Options {
                 word: Word::Required,
                 ..Options::default()
             },
-            ..Group::new(name, cells)
+            ..self
         }
     }
 }
@@ -121,15 +123,16 @@ pub fn beds<'a>(
 fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
     let mut bed = Bed::create((group.options)())?;
     let times = |node: Builder| if group.fast { node.fast() } else { node };
-    let nodes = Simulated::install(&mut bed, group.config, times)?;
-    (group.prepare)(&mut bed, &nodes)?;
+    let mut nodes = Simulated::install(&mut bed, group.config, times)?;
+    (group.prepare)(&mut bed, &mut nodes)?;
     let context = Context::start_bed(bed, nodes)?;
     for (name, cell) in cells {
         let started = Instant::now();
         let outcome = guarded(|| cell(&context)).and_then(|()| quiet(&context));
-        let said = outcome
-            .as_ref()
-            .map_or_else(|_| recover(&context), |()| String::new());
+        let said = match outcome {
+            Ok(()) => String::new(),
+            Err(_) => recover(&context),
+        };
         tally.note(&format!("{}::{name}", group.name), started, outcome, &said);
     }
     let name = format!("{}::the_bed_leaves_nothing", group.name);
@@ -185,10 +188,7 @@ fn recover(context: &Context) -> String {
 }
 
 pub fn teardown(context: Context) -> Result<()> {
-    let dirs = [
-        context.bed.dir().to_owned(),
-        context.bed.run_dir().to_owned(),
-    ];
+    let dirs = [context.bed.dir(), context.bed.run_dir()].map(Path::to_owned);
     let forced = context.bed.end()?;
     if !forced.is_empty() {
         bail!("the teardown had to use force: {}", forced.join("; "));
@@ -223,12 +223,8 @@ impl Tally {
     pub fn of_bed(&self, name: &str, cells: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
         if let Err(error) = guarded(cells) {
-            self.note(
-                &format!("{name}::the_bed_comes_up"),
-                started,
-                Err(error),
-                "",
-            );
+            let name = format!("{name}::the_bed_comes_up");
+            self.note(&name, started, Err(error), "");
         }
     }
 
@@ -256,20 +252,13 @@ impl Tally {
         for failure in &counts.failed {
             println!("\n---- {failure}");
         }
-        let filtered = counts
-            .all
-            .saturating_sub(counts.passed + counts.failed.len());
+        let (passed, failed) = (counts.passed, counts.failed.len());
+        let filtered = counts.all.saturating_sub(passed + failed);
+        let result = if failed == 0 { "ok" } else { "FAILED" };
+        let seconds = started.elapsed().as_secs_f64();
         println!(
-            "\ntest result: {}. {} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s",
-            if counts.failed.is_empty() {
-                "ok"
-            } else {
-                "FAILED"
-            },
-            counts.passed,
-            counts.failed.len(),
-            started.elapsed().as_secs_f64()
+            "\ntest result: {result}. {passed} passed; {failed} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {seconds:.2}s"
         );
-        ExitCode::from(u8::from(!counts.failed.is_empty()))
+        ExitCode::from(u8::from(failed > 0))
     }
 }

@@ -45,6 +45,12 @@ struct Site {
     is_for: fn(&Script) -> bool,
 }
 
+impl Site {
+    fn cell(&self, name: &str) -> String {
+        format!("{}::{name}", self.name)
+    }
+}
+
 const SITES: [Site; 3] = [
     Site {
         name: "scripts",
@@ -77,7 +83,7 @@ pub fn names() -> Vec<String> {
     let all = scripts::all().expect("the corpus");
     let of = |site: &Site| {
         let own = all.iter().filter(|script| (site.is_for)(script));
-        own.map(|script| format!("{}::{}", site.name, script.name))
+        own.map(|script| site.cell(&script.name))
             .collect::<Vec<_>>()
     };
     SITES.iter().flat_map(of).collect()
@@ -87,13 +93,10 @@ pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     let all = scripts::all().expect("the corpus");
     let mut beds = Vec::new();
     for site in &SITES {
-        let mut all: Vec<Script> = all
-            .iter()
-            .filter(|script| (site.is_for)(script))
-            .cloned()
-            .collect();
+        let mut all = all.clone();
+        all.retain(site.is_for);
         tally.there_are(all.len());
-        all.retain(|script| is_chosen(words, &format!("{}::{}", site.name, script.name)));
+        all.retain(|script| is_chosen(words, &site.cell(&script.name)));
         match no_cgroups(&["freezer", "cpuset", "memory", "devices"]) {
             _ if all.is_empty() => {}
             Some(why) => println!("skipped: slurm {}: {why}", site.name),
@@ -143,9 +146,8 @@ fn prepare(site: &Site, bed: &mut Bed) -> Result<Simulated> {
             gres += &format!("NodeName={node} Name=gpu Type=lane{lane} File={dev}/gpu{gpu}\n");
         }
     }
-    let types: Vec<String> = (0..LANES)
-        .map(|lane| format!("gpu:lane{lane}:{GPUS_OF_LANE}"))
-        .collect();
+    let types = (0..LANES).map(|lane| format!("gpu:lane{lane}:{GPUS_OF_LANE}"));
+    let types: Vec<String> = types.collect();
     let options = bed.options_mut();
     options.job_container_lines = vec!["AutoBasePath=true".into(), base];
     (options.gres, options.gres_conf) = (Some(types.join(",")), Some(gres));
@@ -168,10 +170,8 @@ fn prepare(site: &Site, bed: &mut Bed) -> Result<Simulated> {
 fn programs(node: &Path) -> Result<()> {
     let bin = node.join("bin");
     fs::create_dir(&bin)?;
-    symlink(
-        node.join("nvidia-cuda-mps-control"),
-        bin.join("nvidia-cuda-mps-control"),
-    )?;
+    let control = "nvidia-cuda-mps-control";
+    symlink(node.join(control), bin.join(control))?;
     let client = format!(
         "#!/bin/sh\nexec {0}/cuda-client-double --node {0} \"$@\"\n",
         node.display()
@@ -196,26 +196,16 @@ fn run_all(site: &Site, all: Vec<Script>, tally: &Tally) -> Result<()> {
                 let next = || waiting.lock().expect("no lane panics with it").next();
                 while let Some(script) = next() {
                     let started = Instant::now();
-                    let found =
-                        three(cell, site, &script, lane).and_then(|three| script.check(&three));
-                    tally.note(
-                        &format!("{}::{}", site.name, script.name),
-                        started,
-                        found,
-                        "",
-                    );
+                    let three = three(cell, site, &script, lane);
+                    let found = three.and_then(|three| script.check(&three));
+                    tally.note(&site.cell(&script.name), started, found, "");
                 }
             });
         }
     });
     let started = Instant::now();
     let left = runner::quiet(&cell).and_then(|()| cell.check_in_service());
-    tally.note(
-        &format!("{}::the_nodes_are_as_before", site.name),
-        started,
-        left,
-        "",
-    );
+    tally.note(&site.cell("the_nodes_are_as_before"), started, left, "");
     runner::teardown(cell)
 }
 
@@ -226,10 +216,9 @@ fn three(cell: &Context, site: &Site, script: &Script, lane: usize) -> Result<Th
         let (partition, asked) = RUNS[run];
         let place = Place {
             bed: &cell.bed,
-            user: if script.by_root {
-                User::root()
-            } else {
-                cell.user.clone()
+            user: match script.by_root {
+                true => User::root(),
+                false => cell.user.clone(),
             },
             bin: double.dir().join("bin"),
             gpus: double.uuids(),

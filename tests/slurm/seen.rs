@@ -21,26 +21,18 @@ pub const GROUP: Group = Group::new(
 
 fn roots(cell: &Context, words: &str) -> Result<String> {
     let line = format!("SLURMD_NODENAME=node1 {} {words}", cell.mpsctl());
-    Ok(cell
-        .bed
-        .on_node("node1", &["/bin/sh", "-c", &line])?
-        .success()?
-        .stdout)
-}
-
-fn newest_report(cell: &Context) -> Value {
-    let said = roots(cell, "report --node node1 --since 1h --json | tail -n 1").unwrap_or_default();
-    serde_json::from_str(&said).unwrap_or_default()
+    let done = cell.bed.on_node("node1", &["/bin/sh", "-c", &line])?;
+    Ok(done.success()?.stdout)
 }
 
 fn observations(cell: &Context) -> Vec<Value> {
     let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
     let files = jobs.into_iter().flatten().flatten();
-    let texts =
-        files.filter_map(|job| std::fs::read_to_string(job.path().join("observations")).ok());
-    texts
-        .filter_map(|text| serde_json::from_str(&text).ok())
-        .collect()
+    let read = |job: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(job.path().join("observations")).ok()?;
+        serde_json::from_str(&text).ok()
+    };
+    files.filter_map(read).collect()
 }
 
 fn wait_observed(cell: &Context, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
@@ -50,21 +42,19 @@ fn wait_observed(cell: &Context, what: &str, holds: impl Fn(&Value) -> bool) -> 
 fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()> {
     let node = cell.nodes.node("node1")?;
     // The ninth task asks `mpsctl status` until all others are there.
+    let mpsctl = cell.mpsctl();
     let asks = format!(
-        "for i in $(seq 100); do out=$({} status --json); code=$?; \
-         [ $(echo \"$out\" | grep -o rank.: | wc -l) = 8 ] && break; sleep 0.2; done; echo \"$out\"; exit $code",
-        cell.mpsctl()
+        "for i in $(seq 100); do out=$({mpsctl} status --json); code=$?; \
+         [ $(echo \"$out\" | grep -o rank.: | wc -l) = 8 ] && break; sleep 0.2; done; echo \"$out\"; exit $code"
     );
     let client = cell.client("--gpu 1 --hold 12");
     let line = format!("if [ $SLURM_PROCID = 8 ]; then {asks}; fi; {client}");
     let words = "--mps --mps-threads=50 --mps-bind=none -w node1 -n9 --gres=gpu:2 --overcommit";
     let job = cell.start(&format!("srun {words}"), &line)?;
     cell.wait("eight clients", || {
-        let contexts = node.contexts();
-        let clients = contexts
-            .iter()
-            .filter(|(_, context)| context.kind == "mps" && context.bytes > 0);
-        Ok(clients.count() == 8)
+        let mut contexts = node.contexts();
+        contexts.retain(|(_, context)| context.kind == "mps" && context.bytes > 0);
+        Ok(contexts.len() == 8)
     })?;
     let roots: Value = serde_json::from_str(&roots(cell, "status --json")?)?;
     let done = job.wait(LIMIT)?.success()?;
@@ -74,45 +64,25 @@ fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()
     for told in [&own, &roots] {
         let job = &told["jobs"][0];
         let clients = job["gpus"][1]["clients"].as_array().context("no clients")?;
-        let ranks: Vec<_> = clients
-            .iter()
-            .filter_map(|client| client["rank"].as_u64())
-            .collect();
-        ensure!(
-            ranks == (0..8).collect::<Vec<u64>>(),
-            "ranks {ranks:?}: {told}"
-        );
+        let ranks = clients.iter().filter_map(|client| client["rank"].as_u64());
+        ensure!(ranks.eq(0..8), "not each rank: {told}");
         let has_memory = |client: &Value| client["memory_mib"].as_u64() > Some(0);
         ensure!(clients.iter().all(has_memory), "{told}");
-        ensure!(
-            job["without_client"] == serde_json::json!([node.uuids()[0]]),
-            "{told}"
-        );
+        let idle = serde_json::json!([node.uuids()[0]]);
+        ensure!(job["without_client"] == idle, "{told}");
         let threads = &job["daemons"][0]["limits"][0];
-        ensure!(
-            threads["holds"] == true && threads["said"] == "50.0",
-            "{told}"
-        );
+        let right = threads["holds"] == true && threads["said"] == "50.0";
+        ensure!(right, "{told}");
     }
     Ok(())
 }
 
 fn kill_server(cell: &Context) -> Result<u32> {
-    let daemons = cell.nodes.node("node1")?.daemons();
-    let mut servers = daemons
-        .iter()
-        .filter(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
-    let server = servers.next().context("no server")?.pid;
+    let mut daemons = cell.nodes.node("node1")?.daemons().into_iter();
+    let server = daemons.find(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
+    let server = server.context("no server")?.pid;
     send(server, Signal::SIGKILL)?;
     Ok(server)
-}
-
-fn check_told_once(text: &str, server: u32) -> Result<()> {
-    let told = text
-        .matches(&format!("on node1 its mpsd says: server {server} died ("))
-        .count();
-    ensure!(told == 1, "told {told} times: {text}");
-    Ok(())
 }
 
 /// Once, at the end: after the script, and not after its steps; after the step if there is no
@@ -128,10 +98,8 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     };
     let asks = format!("{ONE_GPU} --mps-report");
     let (_, said) = cell.batch(&asks, &format!("srun /bin/sh -c '{line}'\n{line}"))?;
-    says(
-        &said,
-        &["on node1, by its own mpsd so far: 2 clients, 1 at once; GPU "],
-    )?;
+    let words = "on node1, by its own mpsd so far: 2 clients, 1 at once; GPU ";
+    says(&said, &[words])?;
     ensure!(told(&said) == 1, "{said}");
     let silent = format!("{ONE_GPU} --mps-report=off");
     for (flags, times, lines) in [(asks.as_str(), 1, 0), (ONE_GPU, 0, 1), (&silent, 0, 0)] {
@@ -147,8 +115,8 @@ fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()>
     let (_, said) = cell.batch(ONE_GPU, &format!("{step}\n{line}"))?;
     ensure!(said.matches("; mpsctl report ").count() == 1, "{said}");
     let allocation = format!("salloc {ONE_GPU} srun");
-    let done = cell.run(&allocation, &line)?.success()?;
-    ensure!(!done.stderr.contains("client at once"), "{}", done.stderr);
+    let said = cell.run(&allocation, &line)?.success()?.stderr;
+    ensure!(!said.contains("client at once"), "{said}");
     Ok(())
 }
 
@@ -165,11 +133,11 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
         let server = kill_server(cell)?;
         cell.bed.wait_job(job, &["FAILED"], LIMIT)?;
         let said = cell.output(job);
-        check_told_once(&said, server)?;
-        ensure!(
-            !said.contains("error: mps"),
-            "it is no error of ours: {said}"
-        );
+        let line = format!("on node1 its mpsd says: server {server} died (");
+        let told = said.matches(&line).count();
+        ensure!(told == 1, "told {told} times: {said}");
+        let is_ours = said.contains("error: mps");
+        ensure!(!is_ours, "it is no error of ours: {said}");
         cell.idle()?;
     }
     for flags in ["--mps --mps-report=off", ""] {
@@ -184,10 +152,8 @@ const THREE_TASKS: &str = "srun --mps -w node1 -n3 --gres=gpu:1 --overcommit --k
 
 /// The other two end by themselves.
 fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
-    let line = format!(
-        "echo pid $SLURM_PROCID $$; {}",
-        cell.client("--busy --hold 4")
-    );
+    let client = cell.client("--busy --hold 4");
+    let line = format!("echo pid $SLURM_PROCID $$; {client}");
     let job = cell.start(THREE_TASKS, &line)?;
     let pids = |seen: &Value| seen["pids"].as_array().cloned().unwrap_or_default();
     wait_observed(cell, "three clients", |seen| pids(seen).len() == 3)?;
@@ -195,16 +161,14 @@ fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     let victim = u32::try_from(all[1].as_u64().context("a pid")?)?;
     send(victim, Signal::SIGKILL)?;
     let done = job.wait(LIMIT)?;
-    let mut tasks = done
-        .stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("pid ")?.split_once(' '));
-    let (rank, _) = tasks
-        .find(|(_, pid)| *pid == victim.to_string())
-        .with_context(|| format!("no rank of {victim}: {}", done.stdout))?;
+    let lines = done.stdout.lines();
+    let mut tasks = lines.filter_map(|line| line.strip_prefix("pid ")?.split_once(' '));
+    let task = tasks.find(|(_, pid)| *pid == victim.to_string());
+    let (rank, _) = task.with_context(|| format!("no rank of {victim}: {}", done.stdout))?;
     let mut told = Value::Null;
     cell.wait("its report", || {
-        told = newest_report(cell);
+        let newest = "report --node node1 --since 1h --json | tail -n 1";
+        told = serde_json::from_str(&roots(cell, newest)?).unwrap_or_default();
         Ok(told["killed"][0]["pid"] == victim)
     })?;
     let noted = &told["killed"][0];

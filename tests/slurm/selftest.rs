@@ -11,7 +11,7 @@ use tests::child::Ran;
 use tests::slurm::{Bed, Client, Options, Simulated};
 
 use crate::jobs::{LIMIT, holds, says};
-use crate::runner::{Context, Group, cells, fast};
+use crate::runner::{Context, Group, cells};
 
 /// The stack of node2 has nothing of ours.
 pub const GROUP: Group = Group {
@@ -20,8 +20,9 @@ pub const GROUP: Group = Group {
         ..Options::default()
     },
     prepare,
-    ..Group::new(
+    ..Group::fast(
         "selftest",
+        "",
         cells![
             a_healthy_node_passes,
             a_node_without_the_plugin_fails,
@@ -32,12 +33,13 @@ pub const GROUP: Group = Group {
     )
 };
 
-fn prepare(bed: &mut Bed) -> Result<Simulated> {
-    let nodes = fast(bed, "")?;
+fn prepare(_: &mut Bed, nodes: &mut Simulated) -> Result<()> {
     let probe = nodes.product.libexec.join("mps-probe");
     fs::write(&probe, format!("#!/bin/sh\n{}\n", nodes.client("\"$@\"")))?;
-    fs::set_permissions(&probe, fs::Permissions::from_mode(0o755))?;
-    Ok(nodes)
+    Ok(fs::set_permissions(
+        &probe,
+        fs::Permissions::from_mode(0o755),
+    )?)
 }
 
 fn start(cell: &Context, words: &str, env: &[(&str, &str)]) -> Result<Client> {
@@ -51,10 +53,8 @@ fn run(cell: &Context, words: &str) -> Result<Ran> {
 
 /// Checks that the lines begin with `heads`, and have `words` somewhere.
 fn check(done: &Ran, heads: &[&str], words: &[&str]) -> Result<()> {
-    let found = done
-        .stdout
-        .lines()
-        .map(|line| line.split(':').next().unwrap_or(line));
+    let lines = done.stdout.lines();
+    let found = lines.map(|line| line.split(':').next().unwrap_or(line));
     holds(found.eq(heads.iter().copied()), done)?;
     says(&done.stdout, words)
 }
@@ -68,11 +68,8 @@ fn a_healthy_node_passes(cell: &Context) -> Result<()> {
         "OK    limits",
         "OK    selftest",
     ];
-    check(
-        &done,
-        &heads,
-        &["it ran on", "with 66 multiprocessors", "of the 1024 MiB"],
-    )?;
+    let words = ["it ran on", "with 66 multiprocessors", "of the 1024 MiB"];
+    check(&done, &heads, &words)?;
     let done = run(cell, "--json -- --nodelist=node1")?.success()?;
     let told: Value = serde_json::from_str(&done.stdout)?;
     let findings = told["findings"].as_array().map(Vec::len);
@@ -89,21 +86,16 @@ fn a_node_without_the_plugin_fails(cell: &Context) -> Result<()> {
 
 fn a_submitting_host_without_the_line_fails(cell: &Context) -> Result<()> {
     let client = start(cell, "", &[("SLURM_CONF", &cell.bed.plain_conf())])?;
-    check(
-        &client.wait(LIMIT)?.exits(2)?,
-        &FAILS,
-        &["run 'mpsctl slurm enable' here"],
-    )
+    let done = client.wait(LIMIT)?.exits(2)?;
+    check(&done, &FAILS, &["run 'mpsctl slurm enable' here"])
 }
 
 fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
     let queue = || cell.root("squeue --noheader --format=%j");
     let done = run(cell, "--wait 1 -- --begin=now+600")?.exits(2)?;
     // Slurm's word for why the job waits.
-    says(
-        &done.stdout,
-        &["it had not ended after 1 s, and was canceled", "BeginTime"],
-    )?;
+    let words = ["it had not ended after 1 s, and was canceled", "BeginTime"];
+    says(&done.stdout, &words)?;
     cell.wait("an empty queue", || Ok(queue()?.is_empty()))?;
     let job = start(cell, "-- --begin=now+600", &[])?;
     cell.wait("a job in the queue", || Ok(queue()?.contains("mpsd-")))?;
@@ -115,8 +107,7 @@ fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
 fn it_is_not_for_root_and_not_for_a_job(cell: &Context) -> Result<()> {
     let done = cell.root_mpsctl("selftest")?.exits(1)?;
     says(&done.stderr, &["an ordinary user"])?;
-    let done = start(cell, "", &[("SLURM_JOB_ID", "7")])?
-        .wait(LIMIT)?
-        .exits(1)?;
+    let client = start(cell, "", &[("SLURM_JOB_ID", "7")])?;
+    let done = client.wait(LIMIT)?.exits(1)?;
     says(&done.stderr, &["this is job 7"])
 }

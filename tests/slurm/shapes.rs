@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use tests::node_bed::send;
-use tests::slurm::{Options, Record};
+use tests::slurm::Options;
 
 use crate::jobs::{LIMIT, check_daemons, gpus, holds, records};
 use crate::runner::{Context, Group, cells};
@@ -37,17 +37,14 @@ fn scripts(page: &'static str) -> impl Iterator<Item = &'static str> {
 /// (50 % of 132 multiprocessors are 66, 25 % are 32: recorded.)
 fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<()> {
     let solver = cell.bed.home(&cell.user).join("solver");
-    std::fs::write(
-        &solver,
-        format!("#!/bin/sh\n{}\n", cell.client("--hold 0.5")),
-    )?;
+    let client = cell.client("--hold 0.5");
+    std::fs::write(&solver, format!("#!/bin/sh\n{client}\n"))?;
     std::fs::set_permissions(&solver, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let recipes = scripts(include_str!("../../docs/recipes.md"));
     let recipes = recipes.map(|script| script.replace("gmx_mpi", "./solver gmx_mpi"));
     let page = include_str!("../../docs/quick-start.md");
-    let (_, page) = page
-        .split_once("\n## Batch scripts\n")
-        .context("no heading")?;
+    let page = page.split_once("\n## Batch scripts\n");
+    let (_, page) = page.context("no heading")?;
     let batch = page.split("\n## ").next().unwrap_or_default();
     let own = scripts(batch).map(str::to_owned);
     let all: Vec<String> = recipes.chain(own).collect();
@@ -59,10 +56,8 @@ fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<(
         check_daemons(&records, cell.user.uid, 1)?;
         let on: BTreeSet<_> = records.iter().map(|record| &record.node).collect();
         let right = records.iter().all(|record| record.sms == Some(sms));
-        holds(
-            right && (records.len(), on.len()) == (tasks, nodes),
-            &records,
-        )?;
+        let counts = (records.len(), on.len());
+        holds(right && counts == (tasks, nodes), &records)?;
         cell.idle()?;
     }
     Ok(())
@@ -72,10 +67,8 @@ fn the_scripts_of_the_pages_give_each_task_its_share(cell: &Context) -> Result<(
 fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 0.1");
     // That option also removes the variable with this cluster's place.
-    let conf = format!(
-        "export SLURM_CONF={}/etc/slurm.conf",
-        cell.bed.dir().display()
-    );
+    let dir = cell.bed.dir().display();
+    let conf = format!("export SLURM_CONF={dir}/etc/slurm.conf");
     let script = format!("{conf}\n({line})\nsrun /bin/sh -c '{line}'");
     let (_, said) = cell.batch("--mps --export=NONE --gres=gpu:1", &script)?;
     let records = records(&said)?;
@@ -83,22 +76,18 @@ fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
     check_daemons(&records, cell.user.uid, 1)
 }
 
-/// Two steps at once in an allocation, each with a client in each task. Returns their records.
-fn two_steps(cell: &Context, job: &str, step: &str, hold: &str) -> Result<Vec<Record>> {
-    let step = format!("srun {step} /bin/sh -c '{}'", cell.client(hold));
-    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    cell.records(&format!("salloc {job}"), &shell)
-}
-
 /// Overlapping steps have both GPUs of a node; the others have one of each node.
 fn steps_at_once_share_their_jobs_daemons(cell: &Context) -> Result<()> {
+    let client = cell.client("--hold 0.4");
     let (both, exact) = ("--overlap -n2 --gres=gpu:2", "--exact -N2 -n2 --gres=gpu:1");
     for (job, step, own, all, daemons) in [
         ("--mps -N1 -n2", both, 2, 2, 1),
         ("--mps -N2 --ntasks-per-node=2", exact, 1, 4, 1),
         ("--mps=per-gpu -N2 --ntasks-per-node=2", exact, 1, 4, 2),
     ] {
-        let records = two_steps(cell, &format!("{job} --gres=gpu:2"), step, "--hold 0.4")?;
+        let step = format!("srun {step} /bin/sh -c '{client}'");
+        let both = format!("{step} & first=$!; {step} & wait $! && wait $first");
+        let records = cell.records(&format!("salloc {job} --gres=gpu:2"), &both)?;
         let right = records.len() == 4 && records.iter().all(|record| record.uuids.len() == own);
         holds(right && gpus(&records).len() == all, &records)?;
         check_daemons(&records, cell.user.uid, daemons)?;
@@ -111,9 +100,9 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     let line = cell.client("--hold 3");
     let job = cell.start("salloc -N1 --gres=gpu:1 srun --mps", &line)?;
     let nodes = &cell.nodes.nodes;
-    let contexts = || nodes.iter().flat_map(|node| node.contexts());
     let clients = || {
-        contexts()
+        let contexts = nodes.iter().flat_map(|node| node.contexts());
+        contexts
             .filter(|(_, context)| context.kind == "mps")
             .count()
     };

@@ -7,22 +7,22 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use tests::node_bed::send;
-use tests::slurm::{Bed, Client, Gpus, Options, Record, User, install_plugin_double, stamp};
+use tests::slurm::{
+    Bed, Client, Gpus, Options, Record, Simulated, User, install_plugin_double, stamp,
+};
 
 use crate::failures::starts_again_soon;
 use crate::jobs::{LIMIT, check_bare, check_daemons, ended, holds, records, says};
-use crate::runner::{Context, Group, cells, fast};
+use crate::runner::{Context, Group, cells};
 use crate::sites::no_cgroups;
 
 /// One GPU of four shards on each of two nodes.
 pub const GROUP: Group = Group {
     options: shards,
-    prepare: |bed| {
-        starts_again_soon(bed);
-        fast(bed, "")
-    },
-    ..Group::new(
+    prepare: starts_again_soon,
+    ..Group::fast(
         "shared",
+        "",
         cells![
             the_last_to_leave_ends_it,
             another_user_and_who_asks_have_their_own,
@@ -36,20 +36,19 @@ pub const GROUP: Group = Group {
 /// One node with the same shards. Its jobs have cgroups, and reach only their own GPU.
 pub const CGROUPS: Group = Group {
     options: || {
+        let gres = "AutoDetect=off\nName=gpu File=/dev/nvidia0\nName=shard Count=4\n";
         let options = Options {
             nodes: 1,
             minors: vec![0],
             gres: Some("gpu:1".into()),
-            gres_conf: Some(
-                "AutoDetect=off\nName=gpu File=/dev/nvidia0\nName=shard Count=4\n".into(),
-            ),
+            gres_conf: Some(gres.into()),
             ..shards()
         };
         options.with_cgroups(&["ConstrainDevices=yes"])
     },
-    prepare: |bed| fast(bed, "memory_over_limit = \"terminate\"\n"),
-    ..Group::new(
+    ..Group::fast(
         "shared_cgroups",
+        "memory_over_limit = \"terminate\"\n",
         cells![
             a_client_without_its_variable_has_the_memory_of_its_job,
             a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps,
@@ -64,19 +63,15 @@ pub const SLUIDS: Group = Group {
         nodes: 1,
         ..shards()
     },
-    prepare: |bed| {
-        let nodes = (CGROUPS.prepare)(bed)?;
-        name_cgroups_by_sluid(bed)?;
-        Ok(nodes)
-    },
-    ..Group::new("shared_sluids", CGROUPS.cells)
+    prepare: name_cgroups_by_sluid,
+    ..Group::fast("shared_sluids", CGROUPS.config, CGROUPS.cells)
 };
 
 /// The double of 26.05's cgroups stands before our plugin, as slurmd's own work does.
-fn name_cgroups_by_sluid(bed: &mut Bed) -> Result<()> {
+fn name_cgroups_by_sluid(bed: &mut Bed, _: &mut Simulated) -> Result<()> {
     let cgroup = bed
         .cgroup()
-        .context("this machine has no cgroup to make others in")?;
+        .context("there is no cgroup to make others in")?;
     let cgroup = cgroup.join("node1").display().to_string();
     let double = install_plugin_double(bed, "libsluid_double.so")?;
     let options = bed.options_mut();
@@ -97,17 +92,20 @@ pub const BURST: Group = Group {
         gres_count: 8,
         ..shards()
     },
-    prepare: |bed| fast(bed, "deadline_s = 60\n"),
-    ..Group::new("shared_burst", cells![jobs_of_three_users_leave_nothing])
+    ..Group::fast(
+        "shared_burst",
+        "deadline_s = 60\n",
+        cells![jobs_of_three_users_leave_nothing],
+    )
 };
 
 /// Two GPUs of four shards on one node, and a job may have shards of both.
 pub const SEVERAL: Group = Group {
     options: several,
-    prepare: |bed| fast(bed, ""),
     needs: no_several,
-    ..Group::new(
+    ..Group::fast(
         "shared_several",
+        "",
         cells![a_job_on_both_gpus_is_a_member_on_each],
     )
 };
@@ -156,22 +154,18 @@ impl Member {
         let file = cell.bed.home(user).join(format!("member{count}"));
         std::fs::write(&file, "")?;
         chown(&file, Some(user.uid), Some(user.gid))?;
-        let line = cell.client(&format!(
-            "--busy --hold {seconds} --record {}",
-            file.display()
-        ));
+        let options = format!("--busy --hold {seconds} --record {}", file.display());
+        let line = cell.client(&options);
         let client = cell.start_as(user, &format!("srun {words}"), &line, &[])?;
-        let mut found = None;
+        let mut found = Vec::new();
         cell.wait("the member's client", || {
-            found = Record::all(&std::fs::read_to_string(&file)?)?
-                .into_iter()
-                .next();
-            Ok(found.is_some() || !client.runs())
+            found = Record::all(&std::fs::read_to_string(&file)?)?;
+            Ok(!found.is_empty() || !client.runs())
         })?;
-        if found.is_none() {
+        let Some(record) = found.pop() else {
             bail!("{}", client.wait(LIMIT)?.story());
-        }
-        let job = found.and_then(|record| record.job).unwrap_or_default();
+        };
+        let job = record.job.unwrap_or_default();
         Ok(Member { job, client, file })
     }
 
@@ -225,10 +219,8 @@ fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
         has(&first, 66, Some(2048))?;
         has(&second, 132, None)?;
         let daemon = first.daemon()?;
-        holds(
-            second.daemon()? == daemon && shared(cell) == 1,
-            &second.record()?,
-        )?;
+        let same = second.daemon()? == daemon;
+        holds(same && shared(cell) == 1, &second.record()?)?;
         let (earlier, later) = match seconds {
             ["3", _] => (first, second),
             _ => (second, first),
@@ -247,12 +239,9 @@ fn the_last_to_leave_ends_it(cell: &Context) -> Result<()> {
 fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
     let words = ["--mps", "--mps", "--mps=own"].map(|mps| format!("{mps} -w node1 --gres=shard:1"));
     let users = [&cell.user, &cell.other, &cell.user];
-    let start = |(user, words): (&User, &String)| Member::start(cell, user, words, "60");
-    let all: Vec<Member> = users
-        .into_iter()
-        .zip(&words)
-        .map(start)
-        .collect::<Result<_>>()?;
+    let asked = users.into_iter().zip(&words);
+    let all = asked.map(|(user, words)| Member::start(cell, user, words, "60"));
+    let all: Vec<Member> = all.collect::<Result<_>>()?;
     let bare = cell.clients("-w node1 --gres=shard:1", "--hold 0.1")?;
     check_bare(&bare)?;
     let daemons: BTreeSet<_> = all.iter().map(Member::daemon).collect::<Result<_>>()?;
@@ -277,12 +266,7 @@ fn a_step_that_ends_leaves_the_clients_of_its_jobs_other_steps(cell: &Context) -
         let line = cell.client(words);
         format!("srun --mps -n1 --exact --gres=shard:1 /bin/sh -c '{line}' &\n")
     };
-    let script = [
-        step("--busy --hold 4"),
-        step("--hold 0.5"),
-        "wait".to_owned(),
-    ]
-    .concat();
+    let script = step("--busy --hold 4") + &step("--hold 0.5") + "wait";
     let (_, said) = cell.batch("-w node1 -n2 --gres=shard:2", &script)?;
     let all = records(&said)?;
     holds(all.len() == 2, &all)?;
@@ -315,13 +299,9 @@ fn a_client_without_its_variable_has_the_memory_of_its_job(cell: &Context) -> Re
     let words = format!("srun {ONE} --mps-mem=1G");
     let over = cell.start_as(&cell.user, &words, &line, &[])?;
     let said = over.wait(LIMIT)?.fails()?.said();
-    let words = [
-        " of job ",
-        " holds ",
-        "its limit is 1024 MiB",
-        "cudaErrorMpsClientTerminated",
-    ];
+    let words = [" of job ", " holds ", "its limit is 1024 MiB"];
     says(&said, &words)?;
+    says(&said, &["cudaErrorMpsClientTerminated"])?;
     member.cancel(cell)
 }
 
@@ -331,10 +311,8 @@ pub fn a_percentage_is_the_jobs_part(cell: &Context) -> Result<()> {
     let second = Member::start(cell, &cell.user, line, "0.1")?;
     let (one, other) = (member.record()?, second.record()?);
     let part = |record: &Record| (record.sms, record.memory_limit_mib) == (Some(32), Some(35_942));
-    holds(
-        part(&one) && part(&other) && one.daemon_pid == other.daemon_pid,
-        &(one, other),
-    )?;
+    let right = part(&one) && part(&other) && one.daemon_pid == other.daemon_pid;
+    holds(right, &(one, other))?;
     second.end(cell.user.uid)?;
     member.end(cell.user.uid)
 }
@@ -347,10 +325,8 @@ fn a_step_has_its_shards_of_the_memory_whatever_its_variables_say(cell: &Context
         format!("{forged} srun --mps --mps-mem=auto -n1 --gres=shard:1 /bin/sh -c '{line}'\n");
     let (_, said) = cell.batch("-w node1 --gres=shard:1", &step)?;
     let all = records(&said)?;
-    holds(
-        all.len() == 1 && all[0].memory_limit_mib == Some(35_942),
-        &all,
-    )
+    let limits: Vec<_> = all.iter().map(|record| record.memory_limit_mib).collect();
+    holds(limits == [Some(35_942)], &all)
 }
 
 /// The first to begin has two shards of one GPU. The second has the rest of that GPU, or the other
@@ -389,17 +365,14 @@ fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
         std::fs::create_dir(cell.bed.home(&third))?;
         chown(cell.bed.home(&third), Some(third.uid), Some(third.gid))?;
     }
-    let mut lost = BTreeSet::new();
+    let (mut lost, client) = (BTreeSet::new(), cell.client("--busy --hold 0.3"));
     for count in 0..jobs {
         for user in users {
             let gres = ["shard:1", "shard:1", "gpu:1"][count % 3];
-            let words = format!(
-                "--mps --mps-threads=50 --gres={gres} --output=burst.out --open-mode=append"
-            );
-            let words: Vec<&str> = words.split_whitespace().collect();
-            let job = cell
-                .bed
-                .sbatch(user, &words, &cell.client("--busy --hold 0.3"))?;
+            let output = "--output=burst.out --open-mode=append";
+            let words = format!("--mps --mps-threads=50 --gres={gres} {output}");
+            let words: Vec<&str> = words.split(' ').collect();
+            let job = cell.bed.sbatch(user, &words, &client)?;
             if count % 7 == 3 {
                 lost.insert(job.to_string());
                 let signal = ["", "--full --signal=KILL"][count % 2];
@@ -411,17 +384,16 @@ fn jobs_of_three_users_leave_nothing(cell: &Context) -> Result<()> {
     cell.check_in_service()?;
     let mut seen = BTreeSet::new();
     for user in users {
-        let all = records(&std::fs::read_to_string(
-            cell.bed.home(user).join("burst.out"),
-        )?)?;
-        let of_others = all
+        let output = cell.bed.home(user).join("burst.out");
+        let all = records(&std::fs::read_to_string(output)?)?;
+        let right = |record: &Record| {
+            record.under_mps && record.error.is_none() && record.uid == Some(user.uid)
+        };
+        let is_lost = |record: &Record| record.job.as_ref().is_some_and(|job| lost.contains(job));
+        let wrong = all
             .iter()
-            .filter(|record| !lost.contains(record.job.as_deref().unwrap_or_default()));
-        let wrong: Vec<_> = of_others
-            .filter(|record| {
-                !record.under_mps || record.error.is_some() || record.uid != Some(user.uid)
-            })
-            .collect();
+            .filter(|record| !is_lost(record) && !right(record));
+        let wrong: Vec<_> = wrong.collect();
         ensure!(wrong.is_empty(), "{wrong:?}");
         seen.extend(all.into_iter().filter_map(|record| record.job));
     }

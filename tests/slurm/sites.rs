@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use tests::slurm::{Options, Simulated, stamp};
+use tests::slurm::{Options, stamp};
 
 use crate::jobs::check_daemons;
 use crate::runner::{Context, Group, cells};
@@ -14,10 +14,10 @@ pub const CONTAINER: Group = Group {
         slurm_lines: vec!["JobContainerType=job_container/tmpfs".into()],
         ..Options::default()
     },
-    prepare: |bed| {
+    prepare: |bed, _| {
         let base = format!("BasePath={}/containers", bed.dir().display());
         bed.options_mut().job_container_lines = vec!["AutoBasePath=true".into(), base];
-        Simulated::install(bed, "", |node| node)
+        Ok(())
     },
     ..Group::new("job_container", cells![a_step_finds_its_own_daemon])
 };
@@ -32,27 +32,21 @@ pub fn older_than(major: u8, minor: u8, what: &str) -> Option<String> {
 /// without naming them.
 pub fn no_cgroups(names: &[&str]) -> Option<String> {
     let listed = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
-    let (version, there): (_, Vec<&str>) = match &listed {
-        Ok(listed) => (
-            "v2",
-            listed
-                .split_whitespace()
-                .chain(["devices", "freezer"])
-                .collect(),
-        ),
-        Err(_) => {
-            let is_there = |name: &&str| Path::new("/sys/fs/cgroup").join(name).is_dir();
-            ("v1", names.iter().copied().filter(is_there).collect())
+    let is_there = |name: &str| match &listed {
+        Ok(listed) => {
+            let mut there = listed.split_whitespace().chain(["devices", "freezer"]);
+            there.any(|there| there == name)
         }
+        Err(_) => Path::new("/sys/fs/cgroup").join(name).is_dir(),
     };
-    let missing: Vec<&str> = names
-        .iter()
-        .filter(|name| !there.contains(name))
-        .copied()
-        .collect();
-    let list = missing.join("' and '");
-    (!missing.is_empty())
-        .then(|| format!("this machine has no cgroup {version} controller '{list}'"))
+    let mut missing = names.to_vec();
+    missing.retain(|name| !is_there(name));
+    let (version, list) = (
+        if listed.is_ok() { "v2" } else { "v1" },
+        missing.join("' and '"),
+    );
+    let why = format!("this machine has no cgroup {version} controller '{list}'");
+    (!missing.is_empty()).then_some(why)
 }
 
 /// The job's mount namespace is older than the step's daemon.

@@ -30,17 +30,9 @@ pub const ASYNC: Group = Group {
     )
 };
 
-/// What a script writes that submits a step with a client, and waits for its end.
-fn submitted(cell: &Context, job: &str, step: &str) -> Result<String> {
-    let client = cell.client("--hold 0.1");
-    let script = format!(
-        "srun {step} --async -n1 --output=step.out /bin/sh -c '({client}); echo ended' || exit 1\n\
-         for i in $(seq 300); do grep -qs ended step.out && break; sleep 0.1; done; cat step.out; rm step.out"
-    );
-    Ok(cell.batch(&format!("{job} -n1 --gres=gpu:1"), &script)?.1)
-}
-
 fn a_submitted_step_has_what_it_or_its_job_asked_for(cell: &Context) -> Result<()> {
+    let client = cell.client("--hold 0.1");
+    let wait = "for i in $(seq 300); do grep -qs ended step.out && break; sleep 0.1; done";
     // 50 % of 132 multiprocessors are 66, 10 % are 12 (recorded).
     for (job, step, sms) in [
         ("--mps --mps-threads=50", "", Some(66)),
@@ -48,7 +40,12 @@ fn a_submitted_step_has_what_it_or_its_job_asked_for(cell: &Context) -> Result<(
         ("", "--mps --mps-threads=50", Some(66)),
         ("", "", None),
     ] {
-        let clients = records(&submitted(cell, job, step)?)?;
+        let script = format!(
+            "srun {step} --async -n1 --output=step.out /bin/sh -c '({client}); echo ended' || exit 1\n\
+             {wait}; cat step.out; rm step.out"
+        );
+        let (_, said) = cell.batch(&format!("{job} -n1 --gres=gpu:1"), &script)?;
+        let clients = records(&said)?;
         match sms {
             Some(_) => check_daemons(&clients, cell.user.uid, 1)?,
             None => check_bare(&clients)?,
@@ -82,10 +79,8 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     let (next, out) = (home.join("next.sh"), home.join("next.out"));
     let variables = "CUDA_MPS|MPSD|SLURM_SPANK|_SLURM_SPANK|SLURM_MPSD|BASH_ENV";
-    let line = format!(
-        "env | grep -E '^({variables})'; {}",
-        cell.client("--hold 0.1")
-    );
+    let client = cell.client("--hold 0.1");
+    let line = format!("env | grep -E '^({variables})'; {client}");
     std::fs::write(&next, format!("#!/bin/sh\n{line}\n"))?;
     std::fs::set_permissions(&next, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let (next, out) = (next.display(), out.display());
@@ -102,9 +97,8 @@ fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
     let (_, said) = cell.batch(&format!("{ONE_GPU} --mps-threads=50"), &script)?;
     let (others, own) = said.split_once("own\n").unwrap_or((&said, ""));
     let found = records(others)?;
-    let bare = found
-        .iter()
-        .all(|record| !record.under_mps && record.node == "node2");
+    let bare = |record: &Record| !record.under_mps && record.node == "node2";
+    let bare = found.iter().all(bare);
     ensure!(bare && found.len() == inner.len(), "{said}");
     for name in variables.split('|') {
         ensure!(!others.contains(&format!("{name}_")), "{name}: {said}");
@@ -133,10 +127,8 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
     let step = format!("srun -n2 --overcommit /bin/sh -c '{client}'");
     let script = format!("{step} || echo first $?\n{END_DAEMON}\n{step} && echo silent\nexit 0");
     let (_, said) = cell.batch(ONE_GPU, &script)?;
-    ensure!(
-        !said.contains("first ") && !said.contains("silent"),
-        "{said}"
-    );
+    let wrong = ["first ", "silent"].iter().any(|word| said.contains(word));
+    ensure!(!wrong, "{said}");
     check_not_outside(&said)?;
     // A script that starts its program itself is told, even if it ends well.
     let (_, said) = cell.batch(ONE_GPU, &format!("{END_DAEMON}\necho on"))?;
@@ -149,10 +141,8 @@ fn a_step_after_its_control_daemons_end_does_not_run(cell: &Context) -> Result<(
 fn a_step_beside_a_control_daemon_that_has_ended_runs(cell: &Context) -> Result<()> {
     let srun = "srun -n2 --kill-on-bad-exit=0 /bin/sh -c";
     let end = format!("[ $SLURM_LOCALID = 0 ] || {{ {END_DAEMON}; }}");
-    let script = format!(
-        "{srun} '{end}'\n{srun} '{}' && echo silent",
-        cell.client("--hold 0.1")
-    );
+    let client = cell.client("--hold 0.1");
+    let script = format!("{srun} '{end}'\n{srun} '{client}' && echo silent");
     let done = cell.run("salloc --mps=per-gpu -w node1 -n2 --gres=gpu:2", &script)?;
     ensure!(!done.stdout.contains("silent"), "{done:?}");
     check_not_outside(&done.said())?;

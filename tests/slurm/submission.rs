@@ -1,16 +1,16 @@
 //! What users type: values that are refused before a job exists, and jobs without a GPU.
 
-use crate::runner::{Context, Group, cells};
+use crate::runner::{Cell, Context, Group, cells};
 use anyhow::{Result, ensure};
 
-const CELLS: &[crate::runner::Cell] = cells![
+const CELLS: &[Cell] = cells![
     bad_values_are_refused_at_submission,
     a_job_without_a_gpu_is_told_at_submission
 ];
 
 pub const OPTIONAL: Group = Group::new("submission_optional", CELLS);
 
-pub const REQUIRED: Group = Group::required("submission_required", CELLS);
+pub const REQUIRED: Group = Group::new("submission_required", CELLS).required();
 
 fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
     for (command, flag, program) in [
@@ -35,10 +35,8 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
 fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
     let home = cell.bed.home(&cell.user);
     for (script, line) in [("gpu.sh", "--gres=gpu:1"), ("none.sh", "-n1")] {
-        std::fs::write(
-            home.join(script),
-            format!("#!/bin/sh\n#SBATCH --mps {line}\n"),
-        )?;
+        let text = format!("#!/bin/sh\n#SBATCH --mps {line}\n");
+        std::fs::write(home.join(script), text)?;
     }
     for (words, told) in [
         ("srun --test-only --mps /bin/true", 1),
@@ -51,11 +49,8 @@ fn a_job_without_a_gpu_is_told_at_submission(cell: &Context) -> Result<()> {
         ("salloc -w nowhere --mps -G1 /bin/true", 0),
     ] {
         let done = cell.run(words, "")?;
-        let ours = done
-            .stderr
-            .lines()
-            .filter(|line| line.contains("--gres=gpu:1"));
-        ensure!(ours.count() == told, "{words}: {}", done.story());
+        let count = done.stderr.matches("--gres=gpu:1").count();
+        ensure!(count == told, "{words}: {}", done.story());
     }
     Ok(())
 }

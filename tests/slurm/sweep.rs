@@ -6,36 +6,28 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tests::slurm::Record;
 
-use crate::jobs::{gpus, holds};
-use crate::runner::{Context, Group, cells, fast};
+use crate::jobs::{gpus, holds, says};
+use crate::runner::{Context, Group, KEEP, cells};
 
 /// This site keeps the compute mode, so that a sweep can compare.
-pub const GROUP: Group = Group {
-    prepare: |bed| fast(bed, "compute_mode = \"keep\"\n"),
-    ..Group::new(
-        "sweep",
-        cells![
-            a_sweep_runs_clients_on_the_steps_gpus,
-            a_pack_on_two_nodes_runs_each_command_once
-        ],
-    )
-};
+pub const GROUP: Group = Group::fast(
+    "sweep",
+    KEEP,
+    cells![
+        a_sweep_runs_clients_on_the_steps_gpus,
+        a_pack_on_two_nodes_runs_each_command_once
+    ],
+);
 
 const LIMIT: Duration = Duration::from_secs(90);
-
-fn line(cell: &Context, words: &str, script: &str) -> String {
-    format!(
-        "exec {} sweep {words} -- /bin/sh -c '{script}'",
-        cell.mpsctl()
-    )
-}
 
 /// Two clients on each GPU: auto limits nothing then, and is not measured again.
 fn a_sweep_runs_clients_on_the_steps_gpus(cell: &Context) -> Result<()> {
     let file = cell.bed.home(&cell.user).join("sweep.records");
     let client = cell.client(&format!("--hold 0.5 --record {}", file.display()));
     let script = format!("{} && echo 2 x", client.replacen("exec ", "", 1));
-    let line = line(cell, "--json --clients 4 --metric x", &script);
+    let sweep = format!("{} sweep --json --clients 4 --metric x", cell.mpsctl());
+    let line = format!("exec {sweep} -- /bin/sh -c '{script}'");
     let step = cell.start("srun --mps -N1 -n1 --gres=gpu:2", &line)?;
     let done = step.wait(LIMIT)?.success()?;
     let told: Value = serde_json::from_str(&done.stdout).with_context(|| done.stdout.clone())?;
@@ -48,14 +40,9 @@ fn a_sweep_runs_clients_on_the_steps_gpus(cell: &Context) -> Result<()> {
     std::fs::remove_file(&file)?;
     let (under, bare): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.under_mps);
     for of_run in [under, bare] {
-        let first = of_run
-            .iter()
-            .filter(|record| record.uuids == of_run[0].uuids)
-            .count();
-        holds(
-            of_run.len() == 4 && first == 2 && gpus(&of_run).len() == 2,
-            &of_run,
-        )?;
+        let on_first = |record: &&Record| record.uuids == of_run[0].uuids;
+        let counts = [of_run.len(), of_run.iter().filter(on_first).count()];
+        holds(counts == [4, 2] && gpus(&of_run).len() == 2, &of_run)?;
     }
     Ok(())
 }
@@ -81,23 +68,21 @@ fn a_pack_on_two_nodes_runs_each_command_once(cell: &Context) -> Result<()> {
     let mut seqs: Vec<u32> = seqs.collect();
     seqs.sort_unstable();
     ensure!(seqs == (1..=9).collect::<Vec<_>>(), "each once: {said}");
-    for (words, times) in [
-        ("5 commands: 5 succeeded", 1),
-        ("4 commands: 4 succeeded", 1),
-        ("9 commands: 9 succeeded", 1),
+    for words in [
+        "5 commands: 5 succeeded",
+        "4 commands: 4 succeeded",
+        "9 commands: 9 succeeded",
     ] {
-        ensure!(said.matches(words).count() == times, "'{words}': {said}");
+        ensure!(said.matches(words).count() == 1, "'{words}': {said}");
     }
-    ensure!(said.contains("the job has other nodes too"), "{said}");
-    ensure!(said.contains("this step has 4 tasks on 2 nodes"), "{said}");
+    let words = [
+        "the job has other nodes too",
+        "this step has 4 tasks on 2 nodes",
+    ];
+    says(&said, &words)?;
     let all = Record::all(&std::fs::read_to_string(&records)?)?;
     std::fs::remove_file(&records)?;
-    holds(
-        all.len() == 18
-            && all
-                .iter()
-                .all(|record| record.under_mps && record.uuids.len() == 1)
-            && gpus(&all).len() == 4,
-        &all,
-    )
+    let right = |record: &Record| record.under_mps && record.uuids.len() == 1;
+    let counts = (all.len(), gpus(&all).len());
+    holds(all.iter().all(right) && counts == (18, 4), &all)
 }
