@@ -9,7 +9,7 @@ use crate::runner::{Case, Step};
 use crate::scenes::{self, MOST};
 use crate::slurm::{all_gpus, nothing_left, one_gpu, two_gpus};
 use crate::times::{self, BEGIN, By, END, Ratio, Side, ratio};
-use crate::{auto, clients, programs, recipes, report, shared, site::Run, timeline};
+use crate::{clients, programs, recipes, report, shared, site::Run, timeline};
 
 /// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
 /// longer to end after half a second.
@@ -64,12 +64,6 @@ pub const CASES: &[Case] = &[
         UNLOOKED,
         "The contract suite with MPS_SUBJECT=nvidia",
         &[Do(scenes::contract)],
-    ),
-    case(
-        "auto",
-        ONE,
-        "Job scripts in a partition of 'auto' beside the same without us (3 minutes)",
-        &[Slurm(auto::two_nodes), Do(auto::scripts)],
     ),
     case(
         "first-kernel",
@@ -204,9 +198,9 @@ const fn of_ranks(id: &'static str, account: &'static str) -> Order {
 }
 
 const PAIRS: &[Side] = &[
-    Side::new(["floor_ms", "floor_quit_ms"], By::Hand),
-    Side::new(["prologue_ms", "epilogue_ms"], By::Job(ACCOUNT)),
-    Side::new(["prologue_before_ms", "epilogue_before_ms"], By::Before),
+    Side::new("floor", By::Hand),
+    Side::new("job", By::Job(ACCOUNT)),
+    Side::new("job_before", By::Before),
 ];
 const PAIRS_RATIOS: &[Ratio] = &[
     Ratio {
@@ -218,16 +212,11 @@ const PAIRS_RATIOS: &[Ratio] = &[
     ratio("epilogue_before_times_the_floor", (2, END), (0, END)),
 ];
 
-/// A job on each GPU, all at once, by one alone.
 const AT_ONCE: &[Side] = &[
-    Side::new(["begin_alone_ms", "end_alone_ms"], By::Job(PLAIN)).on(times::another),
-    Side::new(["begin_floor_alone_ms", "end_floor_alone_ms"], By::Hand).on(times::another),
-    Side::new(
-        ["begin_last_of_all_ms", "end_last_of_all_ms"],
-        By::Job(PLAIN),
-    )
-    .on(times::all),
-    Side::new(["begin_floor_last_ms", "end_floor_last_ms"], By::Hand).on(times::all),
+    Side::new("alone", By::Job(PLAIN)).on(times::another),
+    Side::new("floor_alone", By::Hand).on(times::another),
+    Side::new("last_of_all", By::Job(PLAIN)).on(times::all),
+    Side::new("floor_last_of_all", By::Hand).on(times::all),
 ];
 const AT_ONCE_RATIOS: &[Ratio] = &[
     ratio("begin_floor_last_by_one_alone", (3, BEGIN), (1, BEGIN)),
@@ -245,20 +234,9 @@ const AT_ONCE_RATIOS: &[Ratio] = &[
 ];
 
 const SIGHT: &[Side] = &[
-    Side::new(
-        ["nvidia_all_seen_begin_ms", "nvidia_all_seen_end_ms"],
-        By::Hand,
-    )
-    .after(SLEEP),
-    Side::new(
-        [
-            "nvidia_others_hidden_begin_ms",
-            "nvidia_others_hidden_end_ms",
-        ],
-        By::Hidden,
-    )
-    .after(SLEEP),
-    Side::new(["ours_begin_ms", "ours_end_ms"], By::Job(PLAIN)).after(SLEEP),
+    Side::new("nvidia_all_seen", By::Hand).after(SLEEP),
+    Side::new("nvidia_others_hidden", By::Hidden).after(SLEEP),
+    Side::new("ours", By::Job(PLAIN)).after(SLEEP),
 ];
 const SIGHT_RATIOS: &[Ratio] = &[
     Ratio {
@@ -272,12 +250,8 @@ const SIGHT_RATIOS: &[Ratio] = &[
     },
 ];
 const SIGHT_KERNEL: &[Side] = &[
-    Side::new(["first_kernel_ms", "srun_ms"], By::Srun("--gres=gpu:1", 1)).after(SLEEP),
-    Side::new(
-        ["first_kernel_mps_ms", "srun_mps_ms"],
-        By::Srun("--gres=gpu:1 --mps", 1),
-    )
-    .after(SLEEP),
+    Side::new("srun", By::Srun("--gres=gpu:1", 1)).after(SLEEP),
+    Side::new("srun_mps", By::Srun("--gres=gpu:1 --mps", 1)).after(SLEEP),
 ];
 const SIGHT_KERNEL_RATIOS: &[Ratio] = &[Ratio {
     most: &[(1, 1.0), (2, 1.0), (4, 0.95)],
@@ -315,7 +289,6 @@ const STREAM: Sweep = Sweep {
     ..CONVOLUTION
 };
 
-/// Clients on each GPU under load.
 const EACH: usize = 8;
 
 fn load(gpus: usize, clients: usize, flags: &str) -> Load {
@@ -328,7 +301,6 @@ fn load(gpus: usize, clients: usize, flags: &str) -> Load {
     }
 }
 
-/// Clients of small kernels on one GPU, then as many on each GPU, bound and unbound.
 fn under_load(run: &Run) -> Vec<Load> {
     let gpus = run.gpus.len();
     vec![

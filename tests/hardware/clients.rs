@@ -20,7 +20,6 @@ pub const MARGIN_MIB: u64 = 256;
 
 pub const CLIENTS: usize = 8;
 
-/// The multiprocessors of a client of the job with limits.
 fn sms(run: &Run) -> u64 {
     ((run.device_sms as f64 * PERCENT / 100.0 / SM_UNIT).floor() * SM_UNIT) as u64
 }
@@ -48,7 +47,7 @@ impl Client {
 pub fn at_once(scene: &mut Scene<'_>) -> Result<()> {
     let (run, job) = (scene.run, scene.job("4711.srv")?);
     let (probe, env) = (run.place.staged("mps-probe")?, job.environment()?);
-    scene.section.fact("task_environment", format!("{env:?}"));
+    scene.fact("task_environment", format!("{env:?}"));
     let options = probe_options(run);
     let start = |rank: usize| {
         let mut command = run.place.as_user(&probe, &env);
@@ -69,7 +68,7 @@ pub fn at_once(scene: &mut Scene<'_>) -> Result<()> {
     let clients = clients.collect::<Result<Vec<Client>>>()?;
     judge(scene.section, &clients, run);
     let first = clients[0].report.to_string();
-    scene.section.fact("first_client", first);
+    scene.fact("first_client", first);
     let is_listed = |client: &&Client| {
         let pid = format!("{},", client.report["pid"]);
         apps.lines().any(|line| line.starts_with(&pid))

@@ -89,7 +89,6 @@ impl<'a> Daemon<'a> {
         child::run(&mut control(self.place, &self.env)?, session, STEP)
     }
 
-    /// `quit`, then waits until daemon and server are gone. Returns how long that took.
     pub fn quit(mut self) -> Result<Duration> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;

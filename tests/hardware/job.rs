@@ -20,14 +20,11 @@ pub const PERCENT: f64 = 25.0;
 pub const MEMORY_MIB: u64 = 4096;
 pub const PLAIN: &str = "MPS=true";
 
-/// A job to begin.
 #[derive(Clone, Copy)]
 pub struct Order {
     pub id: &'static str,
     pub account: &'static str,
-    /// Further lines of mpsd.toml.
     pub settings: &'static str,
-    /// It has all GPUs of the machine.
     pub all_gpus: bool,
     /// Its tasks, as Torque tells them in the environment; zero: not told.
     pub tasks: u32,
@@ -54,7 +51,6 @@ pub struct Job<'a> {
     nodes: String,
     group: String,
     config: PathBuf,
-    /// The programs of the build before.
     pub before: bool,
     tasks: u32,
     open: Cell<bool>,
@@ -71,7 +67,7 @@ impl<'a> Job<'a> {
             gpus: gpus.join(","),
             nodes: format!("nodes=1:gpus={}", gpus.len()),
             group: group.name().to_string_lossy().into_owned(),
-            config: configure(place, "")?,
+            config: configure(place)?,
             before: false,
             tasks: 0,
             open: false.into(),
@@ -93,7 +89,6 @@ impl<'a> Job<'a> {
         job.under(order.settings)
     }
 
-    /// With further lines of mpsd.toml.
     pub fn under(mut self, settings: &str) -> Result<Self> {
         if !settings.is_empty() {
             let text = fs::read_to_string(&self.config)?;
@@ -163,7 +158,6 @@ impl<'a> Job<'a> {
         Ok(command)
     }
 
-    /// Starts clients of `cuda-load`.
     pub fn load(&self, count: usize, options: &str) -> Result<Vec<Running>> {
         let env = self.environment()?;
         let program = self.place.staged("cuda-load")?;
@@ -200,11 +194,10 @@ impl Drop for Job<'_> {
     }
 }
 
-/// Writes a new configuration, with these lines after the usual ones.
-pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
+pub fn configure(place: &Place) -> Result<PathBuf> {
     let file = place.dir.join("etc/mpsd.toml");
     let text = format!(
-        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n{more}",
+        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n",
         place.run.join("mpsd").display(),
         place.dir.join("state").display(),
         site::program("nvidia-cuda-mps-control")?.display(),

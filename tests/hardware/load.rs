@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
 use std::time::Duration;
 
 use ::tests::child;
@@ -31,9 +30,7 @@ const INPUT: &str = "system.xml";
 #[derive(Clone, Copy)]
 pub enum Program {
     Kernels,
-    /// Simulated nanoseconds a day.
     OpenMm,
-    /// Requests of PyTorch of this kind.
     Inference(&'static str),
 }
 
@@ -90,11 +87,8 @@ impl Scene<'_> {
                 format!("{sum:.0}; on each {each:?}; {times:.2} times one GPU, each {part:.3}");
             section.fact(&name, seen.clone());
             if let Some((expected, reach)) = load.must {
-                section.check(
-                    format!("{name}: {reach} of one GPU each"),
-                    part >= reach,
-                    seen,
-                );
+                let reaches = format!("{name}: {reach} of one GPU each");
+                section.check(reaches, part >= reach, seen);
                 let expected = vec![expected; load.gpus];
                 section.equal(format!("{name}: on each GPU"), &each, &expected);
             }
@@ -116,20 +110,13 @@ impl Scene<'_> {
         let task = match program {
             Program::OpenMm => self.simulations()?.task("run", SIMULATED),
             _ => {
-                let cuda_load = self.run.place.staged("cuda-load")?;
-                format!(
-                    "{} --at {} --seconds {COUNT}",
-                    cuda_load.display(),
-                    now()? + UP
-                )
+                let load = self.run.place.staged("cuda-load")?.display().to_string();
+                format!("{load} --at {} --seconds {COUNT}", now()? + UP)
             }
         };
         // One option says that MPS is on, and how.
-        let mps = if load.flags.contains("--mps=") {
-            ""
-        } else {
-            "--mps"
-        };
+        let says_it = load.flags.contains("--mps=");
+        let mps = if says_it { "" } else { "--mps" };
         let line = format!(
             "--gres=gpu:{} -n{} {mps} {} {task} {}",
             load.gpus, load.clients, load.flags, load.choice.1
@@ -143,7 +130,7 @@ impl Scene<'_> {
     }
 
     pub fn simulations(&self) -> Result<&Dynamics> {
-        self.dynamics.as_deref().context("no OpenMM")
+        self.dynamics.as_ref().context("no OpenMM")
     }
 }
 
@@ -182,7 +169,6 @@ pub fn wheels(run: &Run, python: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// OpenMM's simulation.
 pub struct Dynamics {
     python: String,
     script: String,
@@ -207,44 +193,37 @@ impl Dynamics {
         format!("/usr/bin/env {variables}{}", self.words(verb, seconds))
     }
 
-    /// Prepares OpenMM, if the machine and the package have it.
+    /// Installs OpenMM for this run and makes its input, unless the package lacks it or the machine
+    /// lacks Python.
     pub fn has(scene: &mut Scene<'_>) -> Result<bool> {
-        scene.dynamics = Self::prepare(scene)?.map(Rc::new);
-        Ok(scene.dynamics.is_some())
-    }
-
-    /// Installs OpenMM for this run and makes its input; `None` if the package lacks it or the
-    /// machine lacks Python.
-    fn prepare(scene: &mut Scene<'_>) -> Result<Option<Self>> {
         let run = scene.run;
         let python = site::python().ok();
         let installed = python.as_deref().map(|python| wheels(run, python));
         let (Some(python), Some(true)) = (python, installed.transpose()?) else {
             let why = "no wheels in the package, or no python3 in PATH";
-            scene.section.fact("openmm_left_out", why);
-            return Ok(None);
+            scene.fact("openmm_left_out", why);
+            return Ok(false);
         };
         let (script, env) = (run.place.staged("dynamics.py")?, scene.env());
         let mut prepare = run.place.as_user(&python, &env);
         prepare.arg(&script).args(["prepare", INPUT]);
         let said = child::run(prepare.current_dir(&scene.home), "", SIMULATION)?.success()?;
-        scene.section.fact("openmm", said.stdout.trim());
+        scene.fact("openmm", said.stdout.trim());
         let input = scene.home.join(INPUT);
         let [python, script, input] =
             [python, script, input].map(|path| path.display().to_string());
-        Ok(Some(Self {
+        scene.dynamics = Some(Self {
             python,
             script,
             input,
             env,
-        }))
+        });
+        Ok(true)
     }
 }
 
-/// A run of `mpsctl sweep` in a job.
 #[derive(Clone, Copy)]
 pub struct Sweep {
-    /// The name of its files.
     pub name: &'static str,
     pub what: &'static str,
     pub options: &'static str,
@@ -278,8 +257,7 @@ impl Scene<'_> {
         words.extend(program.split(' '));
         let mut told = self.told(&job, &format!("{}: sweep", sweep.name), &words)?;
         let advice = told["advice"].as_str().unwrap_or_default();
-        self.section
-            .fact(&format!("{}: advice", sweep.name), advice);
+        self.fact(&format!("{}: advice", sweep.name), advice);
         told["title"] = format!("{}, one {}", sweep.what, self.run.gpu().name).into();
         self.keep_json(sweep.name, &told)?;
         let svg = plot::svg(&told);
@@ -287,7 +265,6 @@ impl Scene<'_> {
     }
 }
 
-/// Steps of the commands of `mpsctl pack`, repeated.
 const STEPS: [u32; 8] = [10_000, 3_000, 19_000, 6_000, 3_000, 19_000, 6_000, 10_000];
 const COMMANDS: usize = 64;
 /// Commands at once on each GPU (zero: one in all), and how many of all run. The slow ones run only
@@ -300,35 +277,29 @@ const FIXED: [(usize, usize); 5] = [
     (24, COMMANDS),
 ];
 
-/// `mpsctl pack -n auto` against fixed numbers of commands at once, on all GPUs.
 pub fn pack(scene: &mut Scene<'_>) -> Result<()> {
     /// How much longer '-n auto' may take than the best fixed number.
     const NEAR: f64 = 1.05;
     let gpus = scene.run.gpus.len();
-    let fixed = FIXED.iter().map(|(each, commands)| match each {
-        0 => ("one at a time".to_owned(), "1".to_owned(), *commands),
+    let fixed = FIXED.map(|(each, commands)| match each {
+        0 => ("one at a time".to_owned(), "1".to_owned(), commands),
         _ => (
             format!("{each} on each GPU"),
             (each * gpus).to_string(),
-            *commands,
+            commands,
         ),
     });
-    let mut modes: Vec<(String, String, usize)> = fixed.collect();
-    modes.push(("auto".to_owned(), "auto".to_owned(), COMMANDS));
+    let auto = ("auto".to_owned(), "auto".to_owned(), COMMANDS);
     let mut rows = Vec::new();
-    for (place, (name, number, commands)) in modes.iter().enumerate() {
+    for (place, (name, number, commands)) in fixed.into_iter().chain([auto]).enumerate() {
         eprintln!("hardware: pack, {name}");
-        let told = packed(scene, place, number, *commands)?;
-        let all = told["succeeded"].as_u64() == Some(*commands as u64);
-        scene
-            .section
-            .check(format!("{name}: all succeeded"), all, told.to_string());
+        let told = packed(scene, place, &number, commands)?;
+        let all = told["succeeded"].as_u64() == Some(commands as u64);
+        scene.check(format!("{name}: all succeeded"), all, told.to_string());
         let seconds = told["seconds"].as_f64().context("seconds")?;
-        let scaled = seconds * COMMANDS as f64 / *commands as f64;
-        scene.section.fact(
-            name,
-            format!("{scaled:.1} s ({commands} commands took {seconds:.1} s)"),
-        );
+        let scaled = seconds * COMMANDS as f64 / commands as f64;
+        let took = format!("{scaled:.1} s ({commands} commands took {seconds:.1} s)");
+        scene.fact(&name, took);
         rows.push(json!({
             "name": name,
             "commands": commands,
@@ -352,9 +323,7 @@ pub fn pack(scene: &mut Scene<'_>) -> Result<()> {
         ("quicker than one at a time", *single),
     ] {
         let seen = format!("{auto:.1} s, {most:.1} s");
-        scene
-            .section
-            .check(format!("-n auto is {name}"), *auto < most, seen);
+        scene.check(format!("-n auto is {name}"), *auto < most, seen);
     }
     let gpu = &scene.run.gpu().name;
     let title =

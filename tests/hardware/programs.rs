@@ -46,7 +46,6 @@ pub struct ProgramOptions {
     families: Vec<String>,
 }
 
-/// In two jobs that have begun.
 pub fn programs(scene: &mut Scene<'_>) -> Result<()> {
     let run = scene.run;
     wheels(run, &site::python()?)?;
@@ -92,7 +91,6 @@ fn drive(scene: &Scene<'_>, modes: &[Value]) -> Result<Value> {
         Some(((*name).to_owned(), words.map(str::to_owned).collect()))
     });
     let tools: BTreeMap<String, Vec<String>> = tools.collect();
-    // The programs lie beside it.
     let driver = run.place.staged("programs_driver.py")?;
     let spec = json!({
         "modes": modes,

@@ -46,12 +46,11 @@ const MPI: &str = "mpi";
 pub fn has_python(scene: &mut Scene<'_>) -> Result<bool> {
     let has = site::python().is_ok();
     if !has {
-        scene.section.fact("left_out", "no python3 in PATH");
+        scene.fact("left_out", "no python3 in PATH");
     }
     Ok(has)
 }
 
-/// Every recipe in its own job. A recipe without its packages is left out and named.
 pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
     let end = Instant::now() + PART;
     let found = packages(scene)?;
@@ -64,14 +63,14 @@ pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
             None => (Instant::now() > end).then(|| format!("{} s were over", PART.as_secs())),
         };
         if let Some(why) = why {
-            scene.section.fact(&format!("{name}: left_out"), why);
+            scene.fact(&format!("{name}: left_out"), why);
             continue;
         }
         eprintln!("hardware: recipe {name}");
         let job = scene.begin(&Order::new(id, ACCOUNT))?;
         if let Err(e) = one(scene, &job, name) {
             let what = format!("{name}: carried out");
-            scene.section.check(what, false, format!("{e:#}"));
+            scene.check(what, false, format!("{e:#}"));
         }
         scene.end(id)?;
     }
@@ -100,7 +99,7 @@ fn packages(scene: &mut Scene<'_>) -> Result<Vec<&'static str>> {
             Ok(ran) => ran.stderr.lines().last().unwrap_or("no word").to_owned(),
             Err(e) => format!("{e:#}"),
         };
-        scene.section.fact(&format!("package {module}"), said);
+        scene.fact(&format!("package {module}"), said);
     }
     Ok(found)
 }
@@ -138,7 +137,6 @@ fn one(scene: &mut Scene<'_>, job: &Job<'_>, name: &str) -> Result<()> {
     }
 }
 
-/// A rank, or `mpirun` with all ranks.
 fn rank_of(
     scene: &Scene<'_>,
     job: &Job<'_>,
@@ -192,9 +190,7 @@ fn collective(scene: &mut Scene<'_>, job: &Job<'_>, reports: &[Value]) -> Result
     let mut explain = job.user_mpsctl(scene.env())?;
     let told = child::run(explain.args(["explain", "-"]), &said(&reports[0]), LOAD)?;
     let known = told.stdout.contains("NCCL: several ranks on one GPU");
-    scene
-        .section
-        .check("nccl: mpsctl explain explains it", known, told.story());
+    scene.check("nccl: mpsctl explain explains it", known, told.story());
     Ok(())
 }
 

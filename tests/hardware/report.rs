@@ -35,7 +35,6 @@ struct Waste {
     after: Option<Load>,
 }
 
-/// Clients of a job.
 #[derive(Clone, Copy)]
 struct Load {
     order: Order,
@@ -113,7 +112,7 @@ fn one(scene: &mut Scene<'_>, number: usize, waste: &Waste) -> Result<String> {
         // The length of the driver's buffers, as a foreign program sees it.
         child::pause(Duration::from_secs_f64(UP + COUNT / 2.0))?;
         let samples = site::smi(&["-q", "-d", "UTILIZATION"])?;
-        scene.section.fact("nvidia-smi -q -d UTILIZATION", samples);
+        scene.fact("nvidia-smi -q -d UTILIZATION", samples);
     }
     let before = sum(clients)?;
     if waste.rule == "memory" {
@@ -125,7 +124,7 @@ fn one(scene: &mut Scene<'_>, number: usize, waste: &Waste) -> Result<String> {
         let refused = start(&job, load, 1.0)?.remove(0).finish(PROGRAM)?;
         let is_refused = refused.code != Some(0) && refused.stderr.contains("no memory");
         let name = format!("{name}: {too_much} MiB are refused");
-        scene.section.check(name, is_refused, refused.story());
+        scene.check(name, is_refused, refused.story());
     }
     // The time between the end of a scheduler's last task and its epilogue.
     child::pause(Duration::from_millis(300))?;
@@ -157,23 +156,20 @@ fn one(scene: &mut Scene<'_>, number: usize, waste: &Waste) -> Result<String> {
     Ok(kept + "\n")
 }
 
-/// The same work as advised.
 fn followed(scene: &mut Scene<'_>, waste: &Waste, before: f64, after: Load) -> Result<String> {
     let name = waste.name;
     let job = scene.begin(&after.order)?;
     let after = sum(start(&job, after, FOLLOWED)?)?;
     scene.end(&job.id)?;
     let gain = after / before;
-    scene
-        .section
-        .fact(&format!("{name}, as advised: per_second"), rounded(after));
-    scene.section.fact(&format!("{name}: gain"), rounded(gain));
+    scene.fact(&format!("{name}, as advised: per_second"), rounded(after));
+    scene.fact(&format!("{name}: gain"), rounded(gain));
     let told = format!("as advised: {after:.0} ({gain:.2} times)\n");
     if waste.rule == "memory" {
         return Ok("a quarter more memory was refused; as advised it is held\n".to_owned() + &told);
     }
     let helps = format!("{name}: the advice helps");
-    scene.section.check(helps, gain > 1.2, format!("{gain:.2}"));
+    scene.check(helps, gain > 1.2, format!("{gain:.2}"));
     Ok(told)
 }
 
@@ -216,23 +212,20 @@ pub fn cost(scene: &mut Scene<'_>) -> Result<()> {
         Ok(rounded(sum(clients)?))
     })?;
     for ((name, job), figures) in ["measured", "unmeasured"].iter().zip(&jobs).zip(&figures) {
-        scene
-            .section
-            .fact(&format!("{name}: mpsd_cpu_ms"), cpu_ms(job)?);
+        scene.fact(&format!("{name}: mpsd_cpu_ms"), cpu_ms(job)?);
         scene.section.times(&format!("{name}_per_second"), figures);
         scene.end(&job.id)?;
     }
     let pairs = figures[0].iter().zip(&figures[1]);
     let ratios: Vec<f64> = pairs.map(|(measured, plain)| measured / plain).collect();
     let cost = 1.0 - median(&ratios);
-    scene.section.fact("cost_of_measuring", cost);
+    scene.fact("cost_of_measuring", cost);
     let seen = format!("{:.3} %, ratios {ratios:?}", cost * 100.0);
     let name = format!("measuring costs {} % at most", MOST * 100.0);
-    scene.section.check(name, cost <= MOST, seen);
+    scene.check(name, cost <= MOST, seen);
     Ok(())
 }
 
-/// CPU time of the job's `mpsd` since its start.
 fn cpu_ms(job: &Job<'_>) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{}/schedstat", job.mpsd_pid()?))?;
     let nanoseconds: f64 = text.split(' ').next().context("schedstat")?.parse()?;

@@ -38,7 +38,6 @@ impl Section {
         self.facts.insert(key.to_owned(), value.into());
     }
 
-    /// Records times in milliseconds, and how much they vary.
     pub fn times(&mut self, key: &str, values: &[f64]) {
         self.fact(key, values.to_vec());
         self.fact(&format!("{key}_spread"), spread(values));
@@ -116,7 +115,6 @@ impl Outcome {
         Ok(toml::to_string(&table)?)
     }
 
-    /// The failed checks, and how many held.
     pub fn failures(&self) -> String {
         let mut out = String::new();
         for section in &self.sections {

@@ -73,7 +73,7 @@ pub struct Scene<'a> {
     pub section: &'a mut Section,
     pub home: PathBuf,
     jobs: Vec<Rc<Job<'a>>>,
-    pub dynamics: Option<Rc<Dynamics>>,
+    pub dynamics: Option<Dynamics>,
     slurm: Option<(Rc<Bed>, User, Debs)>,
 }
 
@@ -132,6 +132,14 @@ impl<'a> Scene<'a> {
         }
     }
 
+    pub fn fact(&mut self, key: &str, value: impl Into<toml::Value>) {
+        self.section.fact(key, value);
+    }
+
+    pub fn check(&mut self, name: impl Into<String>, ok: bool, seen: impl Into<String>) -> bool {
+        self.section.check(name, ok, seen)
+    }
+
     pub fn begin(&mut self, order: &Order) -> Result<Rc<Job<'a>>> {
         let job = Rc::new(Job::of(self.run, order)?);
         self.jobs.push(Rc::clone(&job));
@@ -140,19 +148,16 @@ impl<'a> Scene<'a> {
             .section
             .good(format!("{}: mps-prologue", order.id), &prologue);
         ensure!(good, "the job did not start: {}", prologue.story());
-        self.section
-            .fact(&format!("{}: prologue_ms", order.id), prologue.ms());
+        self.fact(&format!("{}: prologue_ms", order.id), prologue.ms());
         let name = "the prologue's output is closed when it has ended";
-        self.section
-            .check(name, !prologue.held_open, "a pipe of the mom");
+        self.check(name, !prologue.held_open, "a pipe of the mom");
         Ok(job)
     }
 
     pub fn end(&mut self, id: &str) -> Result<Ran> {
         let epilogue = self.job(id)?.epilogue()?;
         self.section.good(format!("{id}: mps-epilogue"), &epilogue);
-        self.section
-            .fact(&format!("{id}: epilogue_ms"), epilogue.ms());
+        self.fact(&format!("{id}: epilogue_ms"), epilogue.ms());
         Ok(epilogue)
     }
 
@@ -162,7 +167,6 @@ impl<'a> Scene<'a> {
             .with_context(|| format!("no job '{id}' was begun"))
     }
 
-    /// The environment of a program in the user's home directory of this case.
     pub fn env(&self) -> BTreeMap<String, String> {
         site::home_env(&self.run.place, &self.home)
     }
@@ -186,11 +190,10 @@ impl<'a> Scene<'a> {
         let ran = child::run(&mut command, "", PROGRAM * 7)?;
         eprint!("{}", ran.stderr);
         let good = ran.code == Some(0);
-        self.section.check(what, good, ran.stderr.as_str());
+        self.check(what, good, ran.stderr.as_str());
         serde_json::from_str(&ran.stdout).with_context(|| ran.story())
     }
 
-    /// Writes a result beside `hardware.toml`.
     pub fn keep_json(&self, name: &str, told: &Value) -> Result<()> {
         self.run
             .keep(&format!("{name}.json"), &format!("{told:#}\n"))
@@ -214,8 +217,7 @@ impl<'a> Scene<'a> {
             return Ok(());
         };
         if failed {
-            self.section
-                .fact("slurmd_log", crate::slurm::tail(&bed.log("node1")));
+            self.fact("slurmd_log", crate::slurm::tail(&bed.log("node1")));
             return Ok(());
         }
         let forced = bed.end()?;

@@ -22,7 +22,7 @@ pub fn by_srun(scene: &mut Scene<'_>) -> Result<()> {
     let words: Vec<&str> = line.split(' ').collect();
     for number in 0..RUNS {
         let ran = bed.srun(&user, &words, PROGRAM)?;
-        scene.section.fact(&format!("srun_{number}_ms"), ran.ms());
+        scene.fact(&format!("srun_{number}_ms"), ran.ms());
         scene.section.good(format!("srun {number}"), &ran);
         let clients = clients::from_lines(&ran.stdout, ran.code);
         let name = format!("srun {number}: a report of each task");

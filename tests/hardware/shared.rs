@@ -42,7 +42,6 @@ const WAYS: [Way; 4] = [
     (Some(AS_RANKS), "--mps --mps-threads=auto", false),
 ];
 
-/// One node with shards of the GPU.
 pub fn shards(run: &Run) -> Options {
     Options {
         // The simulations, the one that stays, and those that join it.
@@ -85,7 +84,6 @@ pub fn times(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where simulations wait for each other, and where their jobs write.
 struct Gate(PathBuf);
 
 impl Gate {
@@ -101,7 +99,6 @@ impl Gate {
         format!("--output={}/%j.out", self.0.display())
     }
 
-    /// The files with this begin and this end of their names.
     fn files(&self, begin: &str, end: &str) -> Vec<PathBuf> {
         let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let is = |name: &str| name.starts_with(begin) && name.ends_with(end);
@@ -114,7 +111,6 @@ impl Gate {
         files.map(|file| Ok(fs::read_to_string(file)?)).collect()
     }
 
-    /// Waits until `count` simulations are up, then lets them count.
     fn open(&self, count: usize) -> Result<()> {
         let up = || self.files("up.", "").len();
         if !child::until(UP, Duration::from_millis(50), || up() == count)? {
@@ -127,7 +123,6 @@ impl Gate {
     }
 }
 
-/// What simulations in jobs of one user do together, each way.
 pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
     /// How far jobs that share an MPS may be from one job with as many ranks.
     const AS_ONE: f64 = 0.03;
@@ -152,7 +147,7 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
         let name =
             format!("{count} jobs that share an MPS: within {AS_ONE} of {count} ranks of one job");
         let is_so = (part - 1.0).abs() <= AS_ONE;
-        scene.section.check(name, is_so, format!("{part:.3} of it"));
+        scene.check(name, is_so, format!("{part:.3} of it"));
     }
     let gpu = scene.run.gpu();
     let told = json!({
@@ -197,10 +192,9 @@ impl Scene<'_> {
         let all = simulated(&said, &self.run.gpus)?;
         let timely = all.iter().filter(|client| !client.late).count() == count;
         let seen = if timely { String::new() } else { said };
-        self.section
-            .check(format!("{name}: all counted in time"), timely, seen);
+        self.check(format!("{name}: all counted in time"), timely, seen);
         let sum = all.iter().map(|client| client.per_second).sum();
-        self.section.fact(&name, format!("{sum:.0} ns/day"));
+        self.fact(&name, format!("{sum:.0} ns/day"));
         Ok(sum)
     }
 
@@ -261,14 +255,12 @@ pub fn bystander(scene: &mut Scene<'_>) -> Result<()> {
             let fine = said.lines().filter(|line| *line == "fine").count() == JOINS;
             let name = format!("{JOINS} {name}, round {round}: without an error");
             let seen = if fine { String::new() } else { said };
-            scene.section.check(name, fine, seen);
+            scene.check(name, fine, seen);
         }
     }
     let (bed, _) = scene.bed()?;
     let state = bed.job_state(stays)?;
-    scene
-        .section
-        .check("the member that stays runs on", state == "RUNNING", state);
+    scene.check("the member that stays runs on", state == "RUNNING", state);
     bed.said(&format!("scancel {stays}"))?;
     bed.wait_idle(LIMIT)?;
     let said = gate.said()?;
@@ -280,26 +272,22 @@ pub fn bystander(scene: &mut Scene<'_>) -> Result<()> {
             format!("{rate:.0} ns/day, longest pause {:.0} ms", pause * 1e3)
         };
         let texts: Vec<String> = rates.iter().map(text).collect();
-        scene
-            .section
-            .fact(&format!("beside {name}"), texts.join("; "));
+        scene.fact(&format!("beside {name}"), texts.join("; "));
         let lengths: f64 = windows.iter().map(|window| window.1 - window.0).sum();
-        scene
-            .section
-            .fact(&format!("beside {name}: seconds"), hundredths(lengths));
+        scene.fact(&format!("beside {name}: seconds"), hundredths(lengths));
         Ok(rates.iter().map(|(rate, _)| rate).sum::<f64>() / rates.len() as f64)
     };
     let quiet = part("nothing", quiet)?;
     let beside_clients = part("clients of a job that stays", clients)? / quiet;
     let beside_joins = part("joins", joins)? / quiet;
     let name = "clients_alone_leave_it";
-    scene.section.fact(name, hundredths(beside_clients * 100.0));
+    scene.fact(name, hundredths(beside_clients * 100.0));
     let name = format!(
         "{} joins and leaves cost a member at most {LOSS}",
         2 * JOINS
     );
     let seen = format!("{beside_joins:.3} of it is left");
-    scene.section.check(name, beside_joins >= 1.0 - LOSS, seen);
+    scene.check(name, beside_joins >= 1.0 - LOSS, seen);
     Ok(())
 }
 

@@ -47,10 +47,10 @@ pub fn python() -> Result<PathBuf> {
 fn find(name: &str, dirs: &str, variable: &str) -> Result<PathBuf> {
     let more = std::env::var_os(variable).unwrap_or_default();
     let all = std::env::split_paths(dirs).chain(std::env::split_paths(&more));
-    let mut files = all
+    let files = all
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(name));
-    let found = files.find(|file| file.is_file());
+    let found = files.into_iter().find(|file| file.is_file());
     found.with_context(|| {
         format!("'{name}' is not on this machine (searched '{dirs}' and {variable})")
     })
@@ -187,11 +187,8 @@ impl Place {
         let dir = self.run.join(name);
         fs::create_dir(&dir)?;
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        chown(
-            &dir,
-            Some(self.user.uid.as_raw()),
-            Some(self.user.gid.as_raw()),
-        )?;
+        let (uid, gid) = (self.user.uid.as_raw(), self.user.gid.as_raw());
+        chown(&dir, Some(uid), Some(gid))?;
         Ok(dir)
     }
 
@@ -269,21 +266,16 @@ fn kill_the_rest(run: &Path, dir: &Path) {
 pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {
     let gpus = gpus()?;
     for (index, gpu) in gpus.iter().enumerate() {
-        section.fact(
-            &format!("gpu_{index}"),
-            format!(
-                "{} {} MiB, compute mode {}",
-                gpu.name, gpu.total_mib, gpu.mode
-            ),
-        );
+        let (name, total, mode) = (&gpu.name, gpu.total_mib, &gpu.mode);
+        let told = format!("{name} {total} MiB, compute mode {mode}");
+        section.fact(&format!("gpu_{index}"), told);
     }
     if let Some(gpu) = gpus.first() {
         section.fact("driver", gpu.driver.as_str());
     }
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let name = release
-        .lines()
-        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let mut lines = release.lines();
+    let name = lines.find_map(|line| line.strip_prefix("PRETTY_NAME="));
     section.fact("os", name.unwrap_or("unknown").trim_matches('"'));
     let kernel = nix::sys::utsname::uname()?;
     section.fact("kernel", kernel.release().to_string_lossy().into_owned());

@@ -19,9 +19,8 @@ use crate::result::Section;
 use crate::runner::Scene;
 use crate::site::{self, PACK, Run};
 
-/// Starts a Slurm with the staged plugin.
 pub fn start(section: &mut Section, run: &Run, options: Options) -> Result<Bed> {
-    let config = job::configure(&run.place, "")?;
+    let config = job::configure(&run.place)?;
     let mut bed = Bed::create(options)?;
     let plugin = run.place.staged("spank_mps.so")?;
     bed.options_mut().load(&plugin, &config, &run.place.bin(""));
@@ -38,7 +37,6 @@ pub fn start(section: &mut Section, run: &Run, options: Options) -> Result<Bed> 
     Ok(bed)
 }
 
-/// One node with the GPU of the run.
 pub fn one_gpu(run: &Run) -> Options {
     Options {
         nodes: 1,
@@ -48,7 +46,6 @@ pub fn one_gpu(run: &Run) -> Options {
     }
 }
 
-/// One node with one GPU or two.
 pub fn two_gpus(run: &Run) -> Options {
     Options {
         gpus: Gpus::Real((0..run.gpus.len().min(2) as u32).collect()),
@@ -65,18 +62,15 @@ pub fn all_gpus(run: &Run) -> Options {
     }
 }
 
-/// The node is as before all jobs.
 pub fn nothing_left(scene: &mut Scene<'_>) -> Result<()> {
     let (bed, _) = scene.bed()?;
     bed.wait_idle(COMMAND)?;
     let state = bed.node_state("node1")?.state;
     let name = "the node is idle and not drained";
-    scene.section.check(name, state == "IDLE", state);
+    scene.check(name, state == "IDLE", state);
     let left = bed.wait_clean(COMMAND).err().map(|left| left.to_string());
     let none = left.is_none();
-    scene
-        .section
-        .check("nothing left of the jobs", none, left.unwrap_or_default());
+    scene.check("nothing left of the jobs", none, left.unwrap_or_default());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use crate::watch::{Mark, Watch};
 const ROUNDS: usize = 5;
 /// Between begin and end, to keep them apart.
 const PAUSE: Duration = Duration::from_millis(150);
+const NO_PAUSE: Duration = Duration::ZERO;
 /// Lines of the log without a meaning for times.
 const NOISE: [&str; 5] = [
     "Accepting connection...",
@@ -29,20 +30,20 @@ const ALONE: [(&str, By, Duration); 2] =
 const SRUN: &str = "--gres=gpu:1 --mps";
 const BESIDE_SLURM: [(&str, By, Duration); 7] = [
     ("by_hand_beside_slurm", By::Hand, PAUSE),
-    ("by_hand_at_once_beside_slurm", By::Hand, Duration::ZERO),
+    ("by_hand_at_once_beside_slurm", By::Hand, NO_PAUSE),
     ("job_beside_slurm", By::Job(PLAIN), PAUSE),
     (
         "srun_true",
         By::Srun("--gres=gpu:1 --mps true", 0),
-        Duration::ZERO,
+        NO_PAUSE,
     ),
     (
         "srun_sleep",
         By::Srun("--gres=gpu:1 --mps sleep 0.5", 0),
-        Duration::ZERO,
+        NO_PAUSE,
     ),
-    ("srun_one_kernel", By::Srun(SRUN, 1), Duration::ZERO),
-    ("srun_eight_ranks", By::Srun(SRUN, 8), Duration::ZERO),
+    ("srun_one_kernel", By::Srun(SRUN, 1), NO_PAUSE),
+    ("srun_eight_ranks", By::Srun(SRUN, 8), NO_PAUSE),
 ];
 
 pub fn alone(scene: &mut Scene<'_>) -> Result<()> {
@@ -53,7 +54,6 @@ pub fn beside_slurm(scene: &mut Scene<'_>) -> Result<()> {
     lives(scene, &BESIDE_SLURM)
 }
 
-/// One life, and all that was seen of it.
 struct Seen {
     marks: Vec<Mark>,
     /// When the end was begun, milliseconds since the watch began.
@@ -65,7 +65,7 @@ fn lives(scene: &mut Scene<'_>, cases: &[(&str, By, Duration)]) -> Result<()> {
     let seen = in_turn(cases, ROUNDS, |(_, by, rest), round| {
         let watch = Watch::start(&scene.run.place.run)?;
         let began = watch.began;
-        let life: Life = scene.live(&Side::new(["", ""], *by).after(*rest), round)?;
+        let life: Life = scene.live(&Side::new("", *by).after(*rest), round)?;
         Ok(Seen {
             marks: watch.stop()?,
             end: milliseconds(life.end - began),
@@ -78,7 +78,6 @@ fn lives(scene: &mut Scene<'_>, cases: &[(&str, By, Duration)]) -> Result<()> {
     Ok(())
 }
 
-/// When the last of these processes ended.
 fn ended(marks: &[Mark], program: &str) -> Option<f64> {
     let is_end = |mark: &&Mark| mark.who.starts_with(program) && mark.what.starts_with("has ended");
     marks.iter().rfind(is_end).map(|mark| mark.at)
@@ -92,36 +91,27 @@ fn quit(life: &Seen) -> f64 {
 
 fn tell(scene: &mut Scene<'_>, name: &str, lives: &[Seen]) -> Result<()> {
     for (what, program) in [("server", SERVER), ("control", CONTROL)] {
-        let ends = lives
-            .iter()
-            .filter_map(|life| Some(ended(&life.marks, program)? - quit(life)));
-        let ends: Vec<f64> = ends.map(rounded).collect();
-        scene
-            .section
-            .times(&format!("{name}_{what}_ends_ms"), &ends);
+        let took = |life: &Seen| Some(rounded(ended(&life.marks, program)? - quit(life)));
+        let ends: Vec<f64> = lives.iter().filter_map(took).collect();
+        let name = format!("{name}_{what}_ends_ms");
+        scene.section.times(&name, &ends);
     }
     let Some(life) = lives.last() else {
         return Ok(());
     };
     let mut marks = life.marks.clone();
     marks.retain(|mark| !NOISE.iter().any(|noise| mark.what.starts_with(noise)));
-    let is_srun = name.starts_with("srun");
-    let end = if is_srun {
-        "srun has returned"
-    } else {
-        "end begins"
+    let end = match name.starts_with("srun") {
+        true => "srun has returned",
+        false => "end begins",
     };
     marks.push(Mark::new(life.end, "harness", end));
     let kernel = life.first_kernel;
     marks.extend(kernel.map(|at| Mark::new(at, "client", "first kernel has ended")));
     marks.sort_by(|one, other| one.at.total_cmp(&other.at));
-    let lines = marks
-        .iter()
-        .map(|mark| format!("{:8.1} {}: {}", mark.at, mark.who, mark.what));
-    scene.section.fact(
-        &format!("{name}_marks"),
-        lines.collect::<Vec<_>>().join("\n"),
-    );
+    let line = |mark: &Mark| format!("{:8.1} {}: {}", mark.at, mark.who, mark.what);
+    let lines: Vec<String> = marks.iter().map(line).collect();
+    scene.fact(&format!("{name}_marks"), lines.join("\n"));
     Ok(())
 }
 
@@ -140,13 +130,11 @@ mod tests {
         assert_eq!(ended(&marks, CONTROL), Some(391.0));
         assert_eq!(ended(&marks, "mpsd"), None);
         let (end, first_kernel) = (290.0, None);
-        assert_eq!(
-            quit(&Seen {
-                marks,
-                end,
-                first_kernel
-            }),
-            300.0
-        );
+        let life = Seen {
+            marks,
+            end,
+            first_kernel,
+        };
+        assert_eq!(quit(&life), 300.0);
     }
 }

@@ -20,14 +20,12 @@ use crate::result::{Section, median};
 use crate::runner::{PROGRAM, Scene, counted};
 use crate::site::{BEFORE, Gpu, Place, Run};
 
-/// What begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// NVIDIA's daemon and server alone, unchecked.
     Hand,
     /// The same where they can open the job's GPU alone.
     Hidden,
-    /// A job with this account string.
     Job(&'static str),
     /// A job of the earlier build, if one is packed.
     Before,
@@ -36,13 +34,13 @@ pub enum By {
     Srun(&'static str, usize),
 }
 
-/// The GPUs of a round.
 type On = fn(&Run, usize) -> &[Gpu];
 
 /// A begin and an end to measure. On several GPUs all begin at once and all end at once, and the
 /// last of them counts.
 pub struct Side {
-    pub names: [&'static str; 2],
+    /// Before `_begin_ms` and `_end_ms` in the result.
+    pub name: &'static str,
     pub by: By,
     on: On,
     /// Nothing happens so long before each.
@@ -50,13 +48,12 @@ pub struct Side {
 }
 
 impl Side {
-    pub const fn new(names: [&'static str; 2], by: By) -> Self {
-        let rest = Duration::ZERO;
+    pub const fn new(name: &'static str, by: By) -> Self {
         Self {
-            names,
+            name,
             by,
             on: own,
-            rest,
+            rest: Duration::ZERO,
         }
     }
 
@@ -129,7 +126,7 @@ impl Scene<'_> {
             .iter()
             .filter(|side| has_before || side.by != By::Before);
         let sides: Vec<&Side> = sides.collect();
-        self.section.fact("pairs", rounds as i64);
+        self.fact("pairs", rounds as i64);
         let lives = in_turn(&sides, rounds, |side, round| {
             child::pause(side.rest)?;
             let life = self.live(side, round)?;
@@ -141,7 +138,8 @@ impl Scene<'_> {
         for (side, lives) in sides.iter().zip(&lives) {
             medians.push([BEGIN, END].map(|part| {
                 let times: Vec<f64> = lives.iter().map(|life| life[part]).collect();
-                self.section.times(side.names[part], &times);
+                let name = format!("{}_{}_ms", side.name, ["begin", "end"][part]);
+                self.section.times(&name, &times);
                 median(&times)
             }));
         }
@@ -157,7 +155,7 @@ impl Scene<'_> {
         const NOISE: f64 = 1.1;
         let at = |of: Part, by: Part| medians[of.0][of.1] / medians[by.0][by.1];
         let seen = rounded(at(ratio.of, ratio.by));
-        self.section.fact(ratio.fact, seen);
+        self.fact(ratio.fact, seen);
         let floor = ratio.or.map_or(0.0, |(of, by)| at(of, by) * NOISE);
         let gpus = self.run.gpus.len();
         for (_, most) in ratio.most.iter().filter(|(of, _)| [0, gpus].contains(of)) {
@@ -203,7 +201,6 @@ impl Scene<'_> {
     }
 }
 
-/// Seconds since 1970.
 pub fn now() -> Result<f64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
@@ -229,7 +226,6 @@ fn jobs(place: &Place, gpus: &[Gpu], account: &str, before: bool, rest: Duration
     life(gpus, rest, begin, end)
 }
 
-/// Begins on all GPUs at once, and ends on all at once.
 fn life<'a, T: Send>(
     gpus: &'a [Gpu],
     rest: Duration,
@@ -262,7 +258,6 @@ fn each<T: Send, U: Send>(all: Vec<T>, act: &(impl Fn(T) -> Result<U> + Sync)) -
     })
 }
 
-/// The device files of the machine's other GPUs.
 fn others(run: &Run) -> Result<Vec<PathBuf>> {
     let own = &run.gpu().uuid;
     let mut files = Vec::new();
@@ -324,11 +319,8 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
         let words = ["--gres=gpu:1", "--gres=gpu:2"][gpus - 1];
         let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][gpus - 1];
         let sides = [
-            Side::new(["first_kernel_ms", "srun_ms"], By::Srun(words, ranks)),
-            Side::new(
-                ["first_kernel_mps_ms", "srun_mps_ms"],
-                By::Srun(with, ranks),
-            ),
+            Side::new("srun", By::Srun(words, ranks)),
+            Side::new("srun_mps", By::Srun(with, ranks)),
         ];
         let several = |count| if count == 1 { "" } else { "s" };
         let (of_ranks, of_gpus) = (several(ranks), several(gpus));
@@ -348,7 +340,7 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
         }));
         for check in own.checks {
             let name = format!("{name}: {}", check.name);
-            scene.section.check(name, check.ok, check.seen);
+            scene.check(name, check.ok, check.seen);
         }
         let mut table = own.facts;
         table.insert("gpus".into(), (gpus as i64).into());
@@ -358,6 +350,6 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
     let titles = ["From srun to the end of the first kernel of the last rank"];
     let picture = plot::bars(&titles, &bars);
     scene.run.keep("first-kernel.svg", &picture)?;
-    scene.section.fact("rows", rows);
+    scene.fact("rows", rows);
     Ok(())
 }

@@ -16,7 +16,6 @@ use ::tests::double::look::walk;
 use ::tests::samples::milliseconds;
 use anyhow::{Result, bail};
 
-/// How often it looks.
 const EVERY: Duration = Duration::from_millis(1);
 /// A process whose command line is still unknown after this is ignored.
 const UNNAMED: Duration = Duration::from_millis(100);

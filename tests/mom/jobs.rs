@@ -66,7 +66,6 @@ pub fn run_ends(c: &mut Cluster, job: &Job, run: Run, code: i32) {
     assert_eq!(ended, Ended::Code(code), "{:?}", c.output(job, 0));
 }
 
-/// Runs a script as the job's main shell to its end, which must be `code`.
 pub fn shell(c: &mut Cluster, job: &Job, script: &str, code: i32) {
     let run = c.shell(job, script).unwrap_or_else(|why| panic!("{why}"));
     run_ends(c, job, run, code);
@@ -82,7 +81,6 @@ pub fn task(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Result<Ended
     c.task(job, at, &words.split(' ').collect::<Vec<_>>())
 }
 
-/// The record of such a client, which must succeed.
 pub fn task_client(c: &mut Cluster, job: &Job, at: usize, prefix: &str) -> Value {
     let ended = task(c, job, at, prefix);
     assert_eq!(
@@ -143,7 +141,6 @@ pub fn attached_without_limits(record: &Value, job: &Job) {
     attached(record, job, "nodea", 132, None);
 }
 
-/// Asserts that a client ran without MPS.
 pub fn bare(record: &Value) {
     assert_eq!(record["under_mps"], false, "{record}");
     assert_eq!(record["pipe_directory"], Value::Null, "{record}");
@@ -154,7 +151,6 @@ pub fn free() -> (String, String) {
     ("free".into(), String::new())
 }
 
-/// A node without its control daemon, until it is put back.
 pub struct NoControl(PathBuf);
 
 impl NoControl {

@@ -8,7 +8,6 @@ use tests::scripts::{self, Outcome, STAND_INS, Script, Three};
 
 use crate::jobs::begins;
 
-/// Of each run: the job's account and queue.
 const RUNS: [(&str, &str); 3] = [
     ("", "batch"),
     ("", "gpus"),

@@ -17,7 +17,6 @@ fn plain(config: &str) -> Cluster {
     c
 }
 
-/// A cluster whose GPUs have 16 shares each.
 fn cluster(config: &str) -> Cluster {
     let mut c = plain(config);
     c.nodes[0].sh("mpsctl pbs install --shares 16");

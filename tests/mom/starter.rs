@@ -32,7 +32,6 @@ fn instead(node: &mut MomNode, lines: &str) {
     assert_eq!(node.read(STARTER), None);
 }
 
-/// `mpsctl pbs install` leaves the mom without our starter, and says `why`.
 fn is_left_out(node: &mut MomNode, why: &str) -> String {
     let before = node.read(CONFIG);
     let text = node.sh_exits(1, "mpsctl pbs install");

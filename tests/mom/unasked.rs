@@ -61,7 +61,6 @@ fn carried(c: &mut Cluster, parent: &Job, script: &str) -> Env {
     ours
 }
 
-/// What OpenPBS' hook makes of the environment of a job with these variables of another one's.
 fn launched(c: &mut Cluster, job: &Job, carried: &Env) -> Env {
     // The mom's list escapes commas.
     let escaped = |(n, v): (&String, &String)| (n.clone(), v.replace(',', r"\,"));

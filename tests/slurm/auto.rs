@@ -47,7 +47,6 @@ pub const SHARDS_CONFINED: Group = Group {
     ..GROUP
 };
 
-/// A GPU of which jobs have parts by gres/mps.
 pub const PARTS: Group = Group {
     options: || Options {
         gpus: Gpus::Simulated(1),
@@ -65,7 +64,6 @@ pub const PARTS: Group = Group {
     )
 };
 
-/// Checks whether each task of `srun WORDS` is under MPS.
 fn check(cell: &Context, words: &str, tasks: usize, under_mps: bool) -> Result<()> {
     let all = cell.clients(words, "--hold 0.1")?;
     let right = |record: &Record| record.error.is_none() && record.under_mps == under_mps;
@@ -136,7 +134,6 @@ fn shares(cell: &Context, partition: &str, words: &str, tasks: usize) -> Result<
     holds(without.iter().all(|record| !record.under_mps), &without)
 }
 
-/// Whether each task is under MPS, for these steps in their order.
 fn steps(cell: &Context, job: &str, steps: &[&str]) -> Result<Vec<bool>> {
     let client = cell.client("--hold 0.1");
     let steps = steps.iter();

@@ -44,7 +44,6 @@ fn prepare(bed: &mut Bed, nodes: &mut Simulated) -> Result<()> {
     Ok(())
 }
 
-/// `srun WORDS` with a client in a container of this kind.
 fn srun(cell: &Context, words: &str, kind: &str) -> Result<Ran> {
     let line = format!("echo ran; {}", cell.client(""));
     let command = format!("srun {words} -N1 --gres=gpu:1");

@@ -106,7 +106,6 @@ fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
     Ok(found.swap_remove(0))
 }
 
-/// Two steps in an allocation without MPS, each with its own daemon on its own GPU.
 fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
     let mut found = Vec::new();
     for mps in ["", "--mps"] {
@@ -139,7 +138,6 @@ fn the_check_is_content(cell: &Context) -> Result<()> {
     holds(matches!(&said[..], [line] if fine(line)), &said)
 }
 
-/// It names the lines of gres.conf that lead to other GPUs.
 fn the_check_warns(cell: &Context) -> Result<()> {
     let said = check(cell)?;
     let warns = |line: &String| line.starts_with("WARN  ") && line.contains("gres.conf' line ");

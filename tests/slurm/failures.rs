@@ -17,7 +17,6 @@ pub const OPTIONAL: Group = Group::fast("failures_optional", CONFIG, CELLS);
 
 pub const REQUIRED: Group = Group::fast("failures_required", CONFIG, CELLS).required();
 
-/// A requeued job starts again soon, because Slurm waits only as long as its credential is valid.
 pub const HELD: Group = Group {
     prepare: starts_again_soon,
     ..Group::fast(
@@ -85,7 +84,6 @@ fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
     cell.check_in_service()
 }
 
-/// node1 is drained with our reason, and a plain job runs on node2.
 fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
     cell.check_refused(SRUN, words)?;
     let mut state = cell.bed.node_state("node1")?;

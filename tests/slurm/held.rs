@@ -40,7 +40,6 @@ pub const GROUP: Group = Group {
 /// `PrologEpilogTimeout` of this bed, below our own deadline.
 const PROLOG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A bed whose Slurm kills a prolog and an epilog sooner than our own deadline.
 pub const TIMED: Group = Group {
     options: || Options {
         slurm_lines: vec![format!("PrologEpilogTimeout={}", PROLOG_TIMEOUT.as_secs())],

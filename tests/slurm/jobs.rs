@@ -98,7 +98,6 @@ impl Context {
         self.bed.wait_idle(LIMIT)
     }
 
-    /// Cancels a job, and waits until the cluster is idle.
     pub fn cancel(&self, job: impl std::fmt::Display) -> Result<()> {
         self.root(&format!("scancel {job}"))?;
         self.idle()

@@ -77,7 +77,6 @@ fn free() -> Options {
     }
 }
 
-/// The first GPU has a small MIG device and two larger ones; the second is whole.
 fn prepare(bed: &mut Bed, nodes: &mut Simulated) -> Result<()> {
     let dev = private_dev(bed.dir(), "node1");
     let caps = dev.join("nvidia-caps");

@@ -131,7 +131,6 @@ fn a_step_from_outside_is_as_one_from_inside(cell: &Context) -> Result<()> {
     cell.cancel(bare)
 }
 
-/// docs/examples/job_submit.lua.
 fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
     for command in ["srun", "salloc", "sbatch --wrap=true"] {
         let words = ["--mps: not in partition debug", "allowed: --partition=main"];

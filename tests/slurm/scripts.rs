@@ -21,7 +21,6 @@ use ::tests::slurm::is_chosen;
 /// get the same ones.
 const LANES: usize = 4;
 
-/// No script takes as long on a machine that also runs other tests.
 const ENDS: Duration = Duration::from_secs(40);
 
 const GPUS_OF_LANE: usize = 2;
@@ -34,7 +33,6 @@ const RUNS: [(&str, &str); 3] = [
     ("main", " --mps --mps-report=off"),
 ];
 
-/// Beds of one sort, and the scripts that run there.
 struct Site {
     name: &'static str,
     node: &'static str,
@@ -166,7 +164,6 @@ fn prepare(site: &Site, bed: &mut Bed) -> Result<Simulated> {
     Ok(nodes)
 }
 
-/// The programs of a node, in a directory for the jobs' PATH.
 fn programs(node: &Path) -> Result<()> {
     let bin = node.join("bin");
     fs::create_dir(&bin)?;

@@ -147,10 +147,8 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Three on one GPU. One of them may fail.
 const THREE_TASKS: &str = "srun --mps -w node1 -n3 --gres=gpu:1 --overcommit --kill-on-bad-exit=0";
 
-/// The other two end by themselves.
 fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     let client = cell.client("--busy --hold 4");
     let line = format!("echo pid $SLURM_PROCID $$; {client}");

@@ -27,7 +27,6 @@ pub const GROUP: Group = Group {
     )
 };
 
-/// The scripts of a page of docs/.
 fn scripts(page: &'static str) -> impl Iterator<Item = &'static str> {
     let blocks = page.split("```bash\n").skip(1);
     blocks.map(|rest| rest.split("```").next().unwrap_or_default())

@@ -195,7 +195,6 @@ impl Member {
     }
 }
 
-/// The number of shared MPS on node1.
 fn shared(cell: &Context) -> usize {
     let dir = cell.bed.run_dir().join("node1/shared");
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -249,7 +248,6 @@ fn another_user_and_who_asks_have_their_own(cell: &Context) -> Result<()> {
     all.into_iter().try_for_each(|member| member.cancel(cell))
 }
 
-/// The job did not ask. Its step shares the MPS with the other jobs.
 fn a_step_with_its_own_request_joins(cell: &Context) -> Result<()> {
     let member = Member::of(cell, "3")?;
     let line = cell.client("--hold 0.1");

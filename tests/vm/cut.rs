@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use tests::child::Running;
-use tests::double::look;
 
 use super::{CLIENT, PACKAGES, Site, said, shell, until, user};
 
@@ -77,20 +76,18 @@ fn a_node_that_lost_its_power_boots_without_a_trace_of_the_job() {
     if !is_wanted("a_node_that_lost_its_power_boots_without_a_trace_of_the_job") {
         return;
     }
-    let booted = look::wait_until(super::LIMIT, || {
+    until("our units", || {
         let state = shell("systemctl is-active mpsd.service mpsd-reconcile.timer").stdout;
         state == "active\nactive\n"
     });
-    assert!(booted, "our units");
     let is_to_deliver = is_to_deliver();
     let site = Site::boot();
     said("systemctl start munge slurmctld slurmd");
     // Slurm ends or requeues what the node lost.
     said("scancel --user=games");
     let drained = || {
-        shell("scontrol -o show node gpu001")
-            .stdout
-            .contains("Reason=mpsd: job ")
+        let node = shell("scontrol -o show node gpu001").stdout;
+        node.contains("Reason=mpsd: job ")
     };
     if is_to_deliver {
         until("the drain", drained);
@@ -103,8 +100,6 @@ fn a_node_that_lost_its_power_boots_without_a_trace_of_the_job() {
     said("mpsctl doctor && mpsctl reconcile && mpsctl slurm check");
     assert!(site.client("--gres=gpu:1 --mps").under_mps);
     site.nothing_is_left();
-    assert_eq!(
-        fs::read_dir("/var/lib/mpsd/drains").map_or(0, Iterator::count),
-        0
-    );
+    let drains = fs::read_dir("/var/lib/mpsd/drains").map_or(0, Iterator::count);
+    assert_eq!(drains, 0);
 }

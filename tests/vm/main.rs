@@ -203,7 +203,8 @@ impl Site {
         let names = |dir: &str| {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
             let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            dirs.map(|entry| entry.path()).collect::<Vec<_>>()
+            let paths = dirs.map(|entry| entry.path().display().to_string());
+            paths.collect::<Vec<_>>()
         };
         let left = || {
             let places = [
@@ -212,29 +213,22 @@ impl Site {
                 "/var/lib/mpsd/drains",
                 CGROUPS,
             ];
-            let places = places
-                .iter()
-                .flat_map(|dir| names(dir))
-                .map(|path| path.display().to_string());
-            let processes = self.ours().into_iter().map(|process| process.to_string());
+            let mut left: Vec<String> = places.iter().flat_map(|dir| names(dir)).collect();
+            left.extend(self.ours().iter().map(Process::to_string));
             let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
-            let mounts = mounts
+            let ours = mounts
                 .lines()
                 .filter(|line| line.contains("/run/mpsd/jobs"));
-            places
-                .chain(processes)
-                .chain(mounts.map(str::to_owned))
-                .collect::<Vec<_>>()
+            left.extend(ours.map(str::to_owned));
+            left
         };
         // The epilogue ends a moment after the node is idle.
         look::wait_until(Duration::from_secs(20), || left().is_empty());
         assert_eq!(left(), [""; 0]);
         assert_eq!(self.vendor.modes(), ["default", "default"]);
         let failed = said("systemctl --failed --plain --no-legend");
-        let ours = failed
-            .lines()
-            .find(|line| line.contains("mps") || line.contains("slurm"));
-        assert_eq!(ours, None, "{failed}");
+        let is_ours = failed.contains("mps") || failed.contains("slurm");
+        assert!(!is_ours, "{failed}");
     }
 }
 
@@ -266,20 +260,16 @@ fn a_job_and_its_daemons_reach_its_own_gpu_alone_from_their_own_cgroups() {
         }
         let job = Job::start("--gres=gpu:1 --mps");
         let scope = format!("slurmstepd.scope/job_{}/", job.id());
-        assert!(
-            cgroup_of(job.record.pid).contains(&scope),
-            "{}",
-            cgroup_of(job.record.pid)
-        );
+        let cgroup = cgroup_of(job.record.pid);
+        assert!(cgroup.contains(&scope), "{cgroup}");
         for pid in [job.record.daemon_pid, job.record.server_pid] {
             let pid = pid.expect("a daemon");
             let own = format!("/system.slice/mpsd.service/{}", job.id());
-            assert!(cgroup_of(pid).starts_with(&own), "{}", cgroup_of(pid));
-            let open =
-                format!("nsenter --mount --target {pid} sh -c \"stat -c %a /dev/nvidia[01]\"");
-            let mut modes: Vec<String> = said(&open).lines().map(str::to_owned).collect();
-            modes.sort();
-            assert_eq!(modes, ["0", "666"]);
+            let cgroup = cgroup_of(pid);
+            assert!(cgroup.starts_with(&own), "{cgroup}");
+            let stat = "sh -c \"stat -c %a /dev/nvidia[01] | sort\"";
+            let modes = said(&format!("nsenter --mount --target {pid} {stat}"));
+            assert_eq!(modes, "0\n666\n");
         }
         job.cancel();
     });
@@ -316,12 +306,9 @@ fn restarts_of_slurmd_and_of_our_home_take_no_mps_from_a_job() {
         let step = srun(&format!("--jobid={id} --overlap"), &line);
         let step = record(&step.success().expect("a step").stdout);
         assert_eq!(step.daemon_pid, job.record.daemon_pid, "{step:?}");
-        let pid = job.record.daemon_pid.expect("a daemon");
-        assert!(
-            cgroup_of(pid).starts_with("/system.slice/mpsd.service/"),
-            "{}",
-            cgroup_of(pid)
-        );
+        let cgroup = cgroup_of(job.record.daemon_pid.expect("a daemon"));
+        let home = "/system.slice/mpsd.service/";
+        assert!(cgroup.starts_with(home), "{cgroup}");
         job.cancel();
     });
 }

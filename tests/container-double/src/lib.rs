@@ -1,9 +1,10 @@
 //! A double of pyxis: a Slurm plugin that takes a task into namespaces, as the task's variable
 //! `CONTAINER` says (pyxis_slurmstepd.c, `slurm_spank_task_init`). Its prolog and epilog do
 //! nothing.
-#![allow(non_upper_case_globals)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+mod plugin;
+
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::io;
 
@@ -11,22 +12,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
-type Spank = *mut c_void;
-
-/// The plugin's name.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_name: [u8; 10] = *b"container\0";
-
-/// What Slurm's loader expects.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_type: [u8; 6] = *b"spank\0";
-
-/// Slurm's release, written by the test.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_version: u32 = 0x16_05_00;
+use plugin::Spank;
 
 unsafe extern "C" {
     fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int)
@@ -64,15 +50,11 @@ pub unsafe extern "C" fn slurm_spank_task_init(
     }
     // SAFETY: Slurm has ended it with a zero.
     let kind = unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy();
-    let word = |n| {
-        // SAFETY: Slurm passes so many C strings.
-        let word = unsafe { CStr::from_ptr(*words.add(n)) }.to_string_lossy();
-        let (of, directory) = word.split_once('=')?;
-        (of == kind).then(|| directory.to_owned())
-    };
-    let hidden: Vec<String> = (0..usize::try_from(count).unwrap_or(0))
-        .filter_map(word)
-        .collect();
+    // SAFETY: Slurm passes so many C strings.
+    let words = unsafe { plugin::texts(count, words) };
+    let of_kind = words.iter().filter_map(|word| word.split_once('='));
+    let of_kind = of_kind.filter(|(of, _)| *of == kind);
+    let hidden: Vec<&str> = of_kind.map(|(_, directory)| directory).collect();
     match enter(&hidden) {
         Ok(()) => 0,
         Err(error) => {
@@ -85,7 +67,7 @@ pub unsafe extern "C" fn slurm_spank_task_init(
 }
 
 /// A user namespace that maps the user, and a mount namespace without `hidden`.
-fn enter(hidden: &[String]) -> io::Result<()> {
+fn enter(hidden: &[&str]) -> io::Result<()> {
     const NONE: Option<&str> = None;
     // A process that was root a moment ago may not write its own maps.
     nix::sys::prctl::set_dumpable(true)?;
@@ -96,13 +78,8 @@ fn enter(hidden: &[String]) -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
     for directory in hidden {
-        mount(
-            Some("none"),
-            directory.as_str(),
-            Some("tmpfs"),
-            MsFlags::empty(),
-            NONE,
-        )?;
+        let tmpfs = Some("tmpfs");
+        mount(Some("none"), *directory, tmpfs, MsFlags::empty(), NONE)?;
     }
     Ok(())
 }

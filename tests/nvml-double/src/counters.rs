@@ -1,7 +1,7 @@
 //! What the driver counts of a GPU over time. The values are always those of `node.toml`.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use nvml_wrapper_sys::bindings::{nvmlGpmMetric_t, nvmlSample_t as Sample, nvmlValue_t};
 
@@ -32,19 +32,14 @@ pub struct Metrics {
 }
 
 fn now() -> u64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    now.as_micros() as u64
+    UNIX_EPOCH.elapsed().unwrap_or_default().as_micros() as u64
 }
 
 /// For GPUs only: nvml.h has none of these for a MIG device.
 fn counts(device: Device) -> Result<Counts, Return> {
     let (_, gpu, _) = gpu(device)?;
-    let counts = gpu
-        .counts
-        .filter(|_| mig::place(device).is_none() && gpu.mig.is_empty());
-    counts.ok_or(NOT_SUPPORTED)
+    let is_whole = mig::place(device).is_none() && gpu.mig.is_empty();
+    gpu.counts.filter(|_| is_whole).ok_or(NOT_SUPPORTED)
 }
 
 #[unsafe(no_mangle)]
@@ -71,17 +66,15 @@ unsafe extern "C" fn nvmlDeviceGetSamples(
             return Ok(());
         }
         let last = now() / PERIOD;
-        let all = (last + 1 - KEPT..=last)
-            .map(|n| n * PERIOD)
-            .filter(|at| *at > after);
-        let all: Vec<Sample> = all
-            .map(|at| Sample {
-                timeStamp: at,
-                sampleValue: nvmlValue_t {
-                    ullVal: value.into(),
-                },
-            })
-            .collect();
+        let times = (last + 1 - KEPT..=last).map(|n| n * PERIOD);
+        let sampleValue = nvmlValue_t {
+            ullVal: value.into(),
+        };
+        let sample = |timeStamp| Sample {
+            timeStamp,
+            sampleValue,
+        };
+        let all: Vec<Sample> = times.filter(|at| *at > after).map(sample).collect();
         if all.len() > *count as usize {
             return Err(INSUFFICIENT_SIZE);
         }
@@ -135,21 +128,17 @@ unsafe extern "C" fn nvmlGpmMetricsGet(metrics: *mut Metrics) -> Return {
         let (sm, bandwidth) = counts(device)?.shares.ok_or(NOT_SUPPORTED)?;
         for place in 0..count as usize {
             // SAFETY: the structure ends in `count` metrics or more, of which `first` is the first.
-            let metric = unsafe { (&raw mut (*metrics).first).add(place) };
-            // SAFETY: as above.
-            let id = unsafe { (*metric).metricId };
-            let value = match id {
+            let metric = unsafe { &mut *(&raw mut (*metrics).first).add(place) };
+            let value = match metric.metricId {
                 SM => Some(sm),
                 BANDWIDTH => Some(bandwidth),
                 _ => None,
             };
-            // SAFETY: as above.
-            unsafe {
-                (*metric).nvmlReturn = value.map_or(NOT_SUPPORTED, |_| SUCCESS);
-                (*metric).value = value.unwrap_or(0.0);
-                (*metric).metricInfo.shortName = c"".as_ptr().cast_mut();
-                (*metric).metricInfo.longName = c"".as_ptr().cast_mut();
-                (*metric).metricInfo.unit = c"".as_ptr().cast_mut();
+            metric.nvmlReturn = value.map_or(NOT_SUPPORTED, |_| SUCCESS);
+            metric.value = value.unwrap_or(0.0);
+            let info = &mut metric.metricInfo;
+            for text in [&mut info.shortName, &mut info.longName, &mut info.unit] {
+                *text = c"".as_ptr().cast_mut();
             }
         }
         Ok(())

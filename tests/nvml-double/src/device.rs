@@ -48,14 +48,10 @@ fn handle(device: Out<Device>, is: impl Fn(usize, &Gpu) -> bool) -> Result<(), R
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) -> Return {
-    let missing = |error| {
-        if error == NOT_FOUND {
-            INVALID_ARGUMENT
-        } else {
-            error
-        }
-    };
-    answer(|| handle(device, |at, _| at == index as usize).map_err(missing))
+    answer(|| match handle(device, |at, _| at == index as usize) {
+        Err(NOT_FOUND) => Err(INVALID_ARGUMENT),
+        found => found,
+    })
 }
 
 /// Of a GPU or a MIG device (nvml.h: "the UUID of the target GPU or MIG instance").
@@ -144,10 +140,9 @@ extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Ret
 extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
     answer(|| {
         let (node, gpu) = part(device)?;
-        let name = MODES
-            .get(mode as usize)
-            .filter(|name| **name != "exclusive_thread");
-        let name = *name.ok_or(INVALID_ARGUMENT)?;
+        let name = MODES.get(mode as usize).copied();
+        let name = name.filter(|name| *name != "exclusive_thread");
+        let name = name.ok_or(INVALID_ARGUMENT)?;
         if !gpu.mig.is_empty() || mig::place(device).is_some() && name == "exclusive_process" {
             return Err(NOT_SUPPORTED);
         }
@@ -246,10 +241,8 @@ extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: Out<c_uint>) ->
 extern "C" fn nvmlDeviceGetPowerUsage(device: Device, power: Out<c_uint>) -> Return {
     answer(|| {
         let (node, gpu) = part(device)?;
-        let clients = contexts(&node, &gpu)
-            .iter()
-            .filter(|c| c.kind != "server")
-            .count();
+        let contexts = contexts(&node, &gpu);
+        let clients = contexts.iter().filter(|c| c.kind != "server").count();
         put(power, 100_000 + 50_000 * clients.min(8) as c_uint)
     })
 }
@@ -277,15 +270,11 @@ fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return>
         gpuInstanceId: c_uint::MAX,
         computeInstanceId: c_uint::MAX,
     };
-    let contexts = contexts(&node, &gpu);
+    let contexts = contexts(&node, &gpu).into_iter().filter(listed);
+    let found = contexts.map(|c| entry(c.pid, c.bytes));
     let stale = node.is.nvml.stale_pid.filter(|_| !only_clients);
-    let found = contexts
-        .iter()
-        .filter(|c| listed(c))
-        .map(|c| entry(c.pid, c.bytes));
-    Ok(found
-        .chain(stale.map(|pid| entry(pid, 512 * MIB)))
-        .collect())
+    let stale = stale.map(|pid| entry(pid, 512 * MIB));
+    Ok(found.chain(stale).collect())
 }
 
 /// Servers, their clients, and other processes with a compute context.

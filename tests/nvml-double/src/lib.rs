@@ -44,8 +44,9 @@ type Device = *mut c_void;
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
 
-/// Reads the description, as `nvmlInit` does.
-fn initialize() -> Return {
+/// Reads the description.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> Return {
     let Some(node) = directory().and_then(|dir| Node::open(&dir).ok()) else {
         return UNKNOWN;
     };
@@ -63,10 +64,10 @@ fn initialize() -> Return {
     if node.is.nvml.init_answers != SUCCESS {
         return node.is.nvml.init_answers;
     }
-    match NODE.lock() {
-        Ok(mut place) => *place = Some(node),
-        Err(_) => return UNKNOWN,
-    }
+    let Ok(mut place) = NODE.lock() else {
+        return UNKNOWN;
+    };
+    *place = Some(node);
     SUCCESS
 }
 
@@ -74,7 +75,7 @@ fn initialize() -> Return {
 fn directory() -> Option<PathBuf> {
     // SAFETY: Dl_info is plain data, and zero is a valid value of each of its fields.
     let mut info: nix::libc::Dl_info = unsafe { std::mem::zeroed() };
-    let here = initialize as *const c_void;
+    let here = nvmlInit_v2 as *const c_void;
     // SAFETY: `here` points into this library, and `info` is ours for the call.
     if unsafe { nix::libc::dladdr(here, &mut info) } == 0 || info.dli_fname.is_null() {
         return None;
@@ -89,11 +90,6 @@ fn hang() -> ! {
     loop {
         nix::unistd::pause();
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> Return {
-    initialize()
 }
 
 #[unsafe(no_mangle)]
@@ -112,11 +108,8 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_
 
 /// The node, unless `nvmlInit` was not called or this call must hang.
 fn node() -> Result<Node, Return> {
-    let node = NODE
-        .lock()
-        .map_err(|_| UNKNOWN)?
-        .clone()
-        .ok_or(UNINITIALIZED)?;
+    let node = NODE.lock().map_err(|_| UNKNOWN)?.clone();
+    let node = node.ok_or(UNINITIALIZED)?;
     if node.is.nvml.calls_hang {
         hang();
     }
@@ -206,7 +199,6 @@ unsafe fn string(from: *const c_char) -> Result<String, Return> {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: not null, and the caller promises the final zero.
-    Ok(unsafe { CStr::from_ptr(from) }
-        .to_string_lossy()
-        .into_owned())
+    let text = unsafe { CStr::from_ptr(from) };
+    Ok(text.to_string_lossy().into_owned())
 }

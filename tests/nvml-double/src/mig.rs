@@ -17,10 +17,8 @@ pub fn place(device: Device) -> Option<(usize, usize)> {
 }
 
 fn put_handle(device: Out<Device>, gpu: usize, number: usize) -> Result<(), Return> {
-    put(
-        device,
-        std::ptr::without_provenance_mut((gpu + 1) * FIRST + number),
-    )
+    let handle = (gpu + 1) * FIRST + number;
+    put(device, std::ptr::without_provenance_mut(handle))
 }
 
 /// Writes the handle of the MIG device with this UUID.
@@ -48,14 +46,8 @@ extern "C" fn nvmlDeviceGetMigMode(device: Device, now: Out<c_uint>, next: Out<c
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) -> Return {
     answer(|| {
-        put(
-            count,
-            if gpu(device)?.1.mig.is_empty() {
-                0
-            } else {
-                SLICES
-            },
-        )
+        let is_on = !gpu(device)?.1.mig.is_empty();
+        put(count, if is_on { SLICES } else { 0 })
     })
 }
 

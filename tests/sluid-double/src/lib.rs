@@ -2,29 +2,16 @@
 //! that release puts them, in `SLUID/step_N/slurm` and `SLUID/step_N/user/task_0`
 //! (docs/facts/slurm.md#cgroups-of-a-job). Its word in plugstack.conf is the directory of the
 //! nodes' cgroups.
-#![allow(non_upper_case_globals)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+#[path = "../../container-double/src/plugin.rs"]
+mod plugin;
+
+use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-type Spank = *mut c_void;
-
-/// The plugin's name.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_name: [u8; 6] = *b"sluid\0";
-
-/// What Slurm's loader expects.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_type: [u8; 6] = *b"spank\0";
-
-/// Slurm's release, written by the test.
-#[used]
-#[unsafe(no_mangle)]
-pub static plugin_version: u32 = 0x16_05_00;
+use plugin::Spank;
 
 /// `S_JOB_ID` and `S_JOB_STEPID` of spank.h.
 const JOB: c_int = 2;
@@ -66,7 +53,8 @@ pub unsafe extern "C" fn slurm_spank_job_epilog(
     words: *const *const c_char,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    let cgroup = job_of_script().and_then(|job| unsafe { job_cgroup(job, count, words) });
+    let words = unsafe { plugin::texts(count, words) };
+    let cgroup = job_of_script().and_then(|job| job_cgroup(job, &words));
     let Some(cgroup) = cgroup else { return 0 };
     let began = Instant::now();
     while remove(&cgroup).is_err() && began.elapsed() < END {
@@ -121,7 +109,8 @@ unsafe fn enter(spank: Spank, count: c_int, words: *const *const c_char, below: 
         _ => "batch".to_owned(),
     };
     // SAFETY: as the caller promises.
-    let Some(cgroup) = (unsafe { job_cgroup(job, count, words) }) else {
+    let words = unsafe { plugin::texts(count, words) };
+    let Some(cgroup) = job_cgroup(job, &words) else {
         return -1;
     };
     let place = cgroup.join(format!("step_{step}")).join(below);
@@ -139,15 +128,10 @@ fn sluid(job: u32) -> String {
     format!("sEKNKTV{job:07}")
 }
 
-/// # Safety
-/// `words` has `count` C strings.
-unsafe fn job_cgroup(job: u32, count: c_int, words: *const *const c_char) -> Option<PathBuf> {
-    if count < 1 {
-        return None;
-    }
-    // SAFETY: Slurm passes so many C strings.
-    let of_nodes = unsafe { CStr::from_ptr(*words) }.to_str().ok()?;
-    Some(Path::new(of_nodes).join(sluid(job)))
+fn job_cgroup(job: u32, words: &[String]) -> Option<PathBuf> {
+    words
+        .first()
+        .map(|of_nodes| Path::new(of_nodes).join(sluid(job)))
 }
 
 /// Removes a cgroup and those below it.
