@@ -8,7 +8,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use tests::slurm::{Gpus, Options, Record};
@@ -225,10 +224,17 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia[0-1,3]\n")?;
         let file_name = file.to_str().context("a path of ours")?;
         let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
-        let theirs = files_of(&said.success()?.said());
+        let said = said.success()?.said();
+        let lines = said.lines().filter(|line| line.contains("Gres Name=gpu"));
+        let files = lines.filter_map(|line| line.split_once("File=")?.1.split(' ').next());
+        // Slurm's names of devices expand as its names of hosts.
+        let files = files.collect::<Vec<_>>().join(",").replace("/dev/", "");
+        let theirs = cell.root(&format!("scontrol show hostnames {files}"))?;
+        let theirs: Vec<&str> = theirs.lines().collect();
+        ensure!(!theirs.is_empty(), "{granted} {gres}: {said}");
         let what = format!("{granted} {gres}: slurmd {theirs:?}");
         let ours = (0..theirs.len()).map(|place| ours(cell, file_name, place));
-        let ours: Vec<PathBuf> = ours.collect::<Result<_>>().context(what.clone())?;
+        let ours: Vec<String> = ours.collect::<Result<_>>().context(what.clone())?;
         ensure!(ours == theirs, "{what}, not {ours:?}");
     }
     Ok(())
@@ -236,7 +242,7 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
 
 /// The file of the GPU that `mpsctl plan` gives a job with this place of the list. As a step it
 /// asks no controller, which may have a job 7.
-fn ours(cell: &Context, conf: &str, place: usize) -> Result<PathBuf> {
+fn ours(cell: &Context, conf: &str, place: usize) -> Result<String> {
     let line = format!(
         "SLURM_CONF={conf} SLURM_STEP_GPUS={place} CUDA_VISIBLE_DEVICES=0 SLURMD_NODENAME=node1 \
          SLURM_JOB_ID=7 SLURM_JOB_UID={} SLURM_STEP_ID=0 {} plan --node node1 --scheduler slurm --request MPS=true --json",
@@ -248,30 +254,5 @@ fn ours(cell: &Context, conf: &str, place: usize) -> Result<PathBuf> {
     let mut uuids = cell.nodes.node("node1")?.uuids().into_iter();
     let at = uuids.position(|uuid| plan["gpus"][0]["uuid"] == uuid);
     let minor = minors().minors[at.with_context(|| plan.to_string())?];
-    Ok(format!("/dev/nvidia{minor}").into())
-}
-
-fn files_of(said: &str) -> Vec<PathBuf> {
-    let lines = said.lines().filter(|line| line.contains("Gres Name=gpu"));
-    let files = lines.filter_map(|line| line.split_once("File=")?.1.split(' ').next());
-    let mut all = Vec::new();
-    for list in files {
-        let mut inside = false;
-        let parts = list.split(|c| {
-            inside = (inside || c == '[') && c != ']';
-            c == ',' && !inside
-        });
-        for part in parts {
-            let Some((head, numbers)) = part.trim_end_matches(']').split_once('[') else {
-                all.push(part.into());
-                continue;
-            };
-            for range in numbers.split(',') {
-                let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let [first, last] = [first, last].map(|number| number.parse::<u32>().unwrap_or(0));
-                all.extend((first..=last).map(|number| PathBuf::from(format!("{head}{number}"))));
-            }
-        }
-    }
-    all
+    Ok(format!("nvidia{minor}"))
 }

@@ -3,11 +3,12 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
+use tests::child::Running;
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::send;
 use tests::slurm::Options;
@@ -54,11 +55,11 @@ pub const TIMED: Group = Group {
     )
 };
 
-/// A process of the user's that hangs in a read and keeps a lock. Drop its file system first: until
-/// then nothing ends it.
+/// A process of the user's that hangs in a read and keeps a lock. Nothing ends it before its file
+/// system, which is dropped first.
 struct Holder {
-    hung: Option<Hung>,
-    process: Child,
+    hung: Hung,
+    _process: Running,
 }
 
 impl Holder {
@@ -78,23 +79,14 @@ impl Holder {
         command
             .env(variable.0, variable.1)
             .env("MPS_DOUBLE_HANGS_IN", at.join(FILE));
-        let process = command.stdin(Stdio::null()).spawn()?;
         let holder = Holder {
-            hung: Some(hung),
-            process,
+            hung,
+            _process: Running::start(&mut command, "")?,
         };
-        let holds = || Ok(holder.hung.as_ref().is_some_and(Hung::holds_somebody));
+        let holds = || Ok(holder.hung.holds_somebody());
         cell.bed
             .wait_until("the lock", Duration::from_secs(5), holds)?;
         Ok(Some(holder))
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        drop(self.hung.take());
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
