@@ -13,7 +13,7 @@ import time
 MIB = 1 << 20
 # How much it allocates at a time, MiB.
 BLOCK = 64
-# Longest time for a rank, s.
+# Longest time for a rank to stay, s.
 STAY = 60
 SIDE = 64
 
@@ -149,7 +149,8 @@ def run(recipe, rank, ranks, limit, go):
         if not missing(error):
             raise
         seen = {"left_out": str(error).splitlines()[0]}
-    told.write(json.dumps({"pid": os.getpid(), "rank": rank} | seen) + "\n")
+    versions = {name: getattr(sys.modules[name], "__version__", None) for name in ("torch", "jax", "cupy", "mpi4py") if name in sys.modules}
+    told.write(json.dumps({"pid": os.getpid(), "rank": rank, "versions": versions} | seen) + "\n")
     told.flush()
     end = time.monotonic() + STAY
     while not os.path.exists(go) and time.monotonic() < end:

@@ -1,6 +1,5 @@
-//! Each recipe whose Python packages this machine has, as four ranks of a job on one GPU.
+//! Each recipe as four ranks of a job on one GPU. One without its Python packages says so.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use serde_json::Value;
 use crate::clients::MARGIN_MIB;
 use crate::job::{Job, Order};
 use crate::result::Section;
-use crate::runner::Scene;
+use crate::runner::{PROGRAM, Scene};
 use crate::site;
 
 const RANKS: usize = 4;
@@ -20,25 +19,22 @@ const RANKS: usize = 4;
 const LIMIT_MIB: u64 = 4096;
 const SHARE_MIB: u64 = LIMIT_MIB / 2;
 const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
-/// Longest time to load a package, for a recipe's ranks until all have reported, and for the whole
-/// part.
-const LOAD: Duration = Duration::from_secs(40);
-const RECIPE: Duration = Duration::from_secs(30);
+/// Longest time until all ranks of a recipe have loaded their packages and reported, and for the
+/// recipes to begin.
+const RECIPE: Duration = Duration::from_secs(70);
 const PART: Duration = Duration::from_secs(85);
 /// How far a program may round its share up.
 const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
 
-/// Its job, its name and its Python packages.
-type Recipe = (&'static str, &'static str, &'static [&'static str]);
-
-const RECIPES: [Recipe; 5] = [
-    ("7200.srv", "pytorch", &["torch"]),
-    ("7201.srv", "jax", &["jax"]),
-    ("7202.srv", "cupy", &["cupy"]),
-    ("7203.srv", "nccl", &["torch"]),
-    ("7204.srv", MPI, &["torch", "mpi4py"]),
+/// Jobs and names.
+const RECIPES: [(&str, &str); 5] = [
+    ("7200.srv", "pytorch"),
+    ("7201.srv", "jax"),
+    ("7202.srv", "cupy"),
+    ("7203.srv", "nccl"),
+    ("7204.srv", MPI),
 ];
 /// `mpirun` starts its ranks.
 const MPI: &str = "mpi";
@@ -53,16 +49,10 @@ pub fn has_python(scene: &mut Scene<'_>) -> Result<bool> {
 
 pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
     let end = Instant::now() + PART;
-    let found = packages(scene)?;
-    for (id, name, modules) in RECIPES {
-        let missing = modules.iter().find(|name| !found.contains(name));
-        let no_launcher = name == MPI && site::program("mpirun").is_err();
-        let why = match missing {
-            Some(module) => Some(format!("no Python package '{module}'")),
-            None if no_launcher => Some("no 'mpirun'".into()),
-            None => (Instant::now() > end).then(|| format!("{} s were over", PART.as_secs())),
-        };
-        if let Some(why) = why {
+    for (id, name) in RECIPES {
+        let is_late = Instant::now() > end;
+        if is_late || name == MPI && site::program("mpirun").is_err() {
+            let why = if is_late { "no time" } else { "no 'mpirun'" };
             scene.fact(&format!("{name}: left_out"), why);
             continue;
         }
@@ -75,33 +65,6 @@ pub fn recipes(scene: &mut Scene<'_>) -> Result<()> {
         scene.end(id)?;
     }
     Ok(())
-}
-
-/// The packages that this machine has. Loads all at once, so that their files are in memory when
-/// the ranks start.
-fn packages(scene: &mut Scene<'_>) -> Result<Vec<&'static str>> {
-    let mut loading = BTreeMap::new();
-    for module in RECIPES.iter().flat_map(|recipe| recipe.2) {
-        let script = format!("import {module}; print({module}.__version__)");
-        let mut command = scene.run.place.as_user(&site::python()?, &scene.env());
-        command.args(["-c", &script]).current_dir(&scene.home);
-        if !loading.contains_key(module) {
-            loading.insert(*module, Running::start(&mut command, "")?);
-        }
-    }
-    let mut found = Vec::new();
-    for (module, running) in loading {
-        let said = match running.finish(LOAD) {
-            Ok(ran) if ran.code == Some(0) => {
-                found.push(module);
-                ran.stdout.trim().to_owned()
-            }
-            Ok(ran) => ran.stderr.lines().last().unwrap_or("no word").to_owned(),
-            Err(e) => format!("{e:#}"),
-        };
-        scene.fact(&format!("package {module}"), said);
-    }
-    Ok(found)
 }
 
 fn one(scene: &mut Scene<'_>, job: &Job<'_>, name: &str) -> Result<()> {
@@ -188,7 +151,7 @@ fn collective(scene: &mut Scene<'_>, job: &Job<'_>, reports: &[Value]) -> Result
     let name = format!("nccl: ranks that NCCL {version} refuses");
     scene.section.equal(name, &count, &RANKS);
     let mut explain = job.user_mpsctl(scene.env())?;
-    let told = child::run(explain.args(["explain", "-"]), &said(&reports[0]), LOAD)?;
+    let told = child::run(explain.args(["explain", "-"]), &said(&reports[0]), PROGRAM)?;
     let known = told.stdout.contains("NCCL: several ranks on one GPU");
     scene.check("nccl: mpsctl explain explains it", known, told.story());
     Ok(())

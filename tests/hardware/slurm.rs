@@ -12,7 +12,7 @@ use ::tests::child;
 use ::tests::double::remove_cgroup;
 use ::tests::samples::milliseconds;
 use ::tests::slurm::{Bed, Gpus, Options, unified};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::job;
 use crate::result::Section;
@@ -88,8 +88,8 @@ const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
 
 #[derive(Debug, Default)]
 pub struct Debs {
-    files: Vec<PathBuf>,
-    directories: Vec<PathBuf>,
+    /// Files and directories, each behind its directory.
+    made: Vec<PathBuf>,
     hosts: Option<Vec<u8>>,
     slice: bool,
 }
@@ -105,18 +105,10 @@ impl Debs {
         }
         let dpkg = site::program("dpkg")?;
         let scratch = tempfile::tempdir().context("no directory for the packages")?;
-        let entries = fs::read_dir(from).into_iter().flatten().flatten();
-        let debs = entries.map(|entry| entry.path());
-        let debs = debs.filter(|file| file.extension().is_some_and(|kind| kind == "deb"));
-        let debs: Vec<PathBuf> = debs.collect();
-        ensure!(
-            !debs.is_empty(),
-            "no packages in '{}': {PACK}",
-            from.display()
-        );
-        for file in &debs {
+        let none = || format!("no packages in '{}': {PACK}", from.display());
+        for entry in fs::read_dir(from).with_context(none)? {
             let mut unpack = Command::new(&dpkg);
-            unpack.arg("-x").args([file, scratch.path()]);
+            unpack.arg("-x").arg(entry?.path()).arg(scratch.path());
             child::run(&mut unpack, "", COMMAND)?.success()?;
         }
         brought.copy_missing(scratch.path(), Path::new("/"))?;
@@ -124,7 +116,7 @@ impl Debs {
             let plain = Path::new("/usr/sbin").join(name);
             if plain.symlink_metadata().is_err() {
                 symlink(format!("{name}-wlm"), &plain)?;
-                brought.files.push(plain);
+                brought.made.push(plain);
             }
         }
         brought.refresh_loader()?;
@@ -139,11 +131,11 @@ impl Debs {
             if kind.is_dir() {
                 if !target.exists() {
                     fs::create_dir(&target)?;
-                    self.directories.push(target.clone());
+                    self.made.push(target.clone());
                 }
                 self.copy_missing(&entry.path(), &target)?;
             } else if target.symlink_metadata().is_err() {
-                self.files.push(target.clone());
+                self.made.push(target.clone());
                 if kind.is_symlink() {
                     symlink(fs::read_link(entry.path())?, &target)?;
                 } else {
@@ -182,13 +174,10 @@ impl Drop for Debs {
         if let Some(hosts) = &self.hosts {
             let _ = fs::write("/etc/hosts", hosts);
         }
-        for file in self.files.iter().rev() {
-            let _ = fs::remove_file(file);
+        for path in self.made.iter().rev() {
+            let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
         }
-        for directory in self.directories.iter().rev() {
-            let _ = fs::remove_dir(directory);
-        }
-        if !self.files.is_empty() {
+        if !self.made.is_empty() {
             let _ = self.refresh_loader();
         }
         if self.slice {

@@ -157,7 +157,9 @@ fn a_start_that_hangs_keeps_no_other_job_waiting() {
     at_once(&mut c, &job, "execjob_abort");
     let comment = c.served(&format!("comments/{}", job.id));
     says(&comment, &["MPS did not start"]);
-    says(&c.state("nodea").1, &["mpsd: ", "not ready"]);
+    let note = c.state("nodea").1;
+    assert!(note.starts_with("mpsd: "), "{note}");
+    says(&note, &["not ready"]);
     // The next start that works removes the note.
     c.gpus[0].change(|node| node.faults.start = String::new());
     let next = begun(&mut c, "MPS=true");

@@ -134,7 +134,8 @@ fn a_step_from_outside_is_as_one_from_inside(cell: &Context) -> Result<()> {
 fn the_site_forbids_it_at_submission(cell: &Context) -> Result<()> {
     for command in ["srun", "salloc", "sbatch --wrap=true"] {
         let words = ["--mps: not in partition debug", "allowed: --partition=main"];
-        let line = ["true", ""][usize::from(command.starts_with("sbatch"))];
+        let is_batch = command.starts_with("sbatch");
+        let line = if is_batch { "" } else { "true" };
         for partitions in ["debug", "main,debug"] {
             let command = format!("{command} --partition={partitions} --gres=gpu:1 --mps");
             cell.check_refused_with(&command, line, &[], &words)?;
