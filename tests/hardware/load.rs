@@ -344,9 +344,8 @@ fn packed(scene: &mut Scene<'_>, place: usize, number: &str, commands: usize) ->
     let job = scene.job("7004.srv")?;
     let told = scene.told(&job, &format!("pack -n {number}"), &words)?;
     let log = scene.home.join(format!("{place}.txt.results/joblog"));
-    scene
-        .run
-        .keep(&format!("pack-{place}.joblog"), &fs::read_to_string(log)?)?;
+    let log = fs::read_to_string(log)?;
+    scene.run.keep(&format!("pack-{place}.joblog"), &log)?;
     Ok(told)
 }
 

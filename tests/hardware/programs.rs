@@ -168,23 +168,16 @@ fn judge(section: &mut Section, seen: &mut Value) {
         section.check("the driver ended by itself", false, why);
     }
     for (family, error) in seen["failed"].as_object().into_iter().flatten() {
-        section.check(
-            format!("{family} driven to its end"),
-            false,
-            error.to_string(),
-        );
+        let name = format!("{family} driven to its end");
+        section.check(name, false, error.to_string());
     }
     for (family, left) in seen["left"].as_object().into_iter().flatten() {
-        let kinds = left.as_object().into_iter().flatten();
-        let only_under_mps: Vec<String> = kinds
-            .filter(|(_, ranks)| ranks[PLAIN].is_null())
-            .map(|(kind, ranks)| format!("{kind}: {ranks}"))
-            .collect();
         section.fact(&format!("{family} left in /dev/shm"), left.to_string());
-        section.none(
-            format!("{family} leaves no more in /dev/shm under MPS"),
-            &only_under_mps,
-        );
+        let kinds = left.as_object().into_iter().flatten();
+        let under_mps = kinds.filter(|(_, ranks)| ranks[PLAIN].is_null());
+        let under_mps = under_mps.map(|(kind, ranks)| format!("{kind}: {ranks}"));
+        let name = format!("{family} leaves no more in /dev/shm under MPS");
+        section.none(name, &under_mps.collect::<Vec<_>>());
     }
     section.fact("seconds", seen["seconds"].to_string());
     for program in seen["programs"].as_array_mut().into_iter().flatten() {
@@ -247,9 +240,7 @@ mod tests {
     fn a_gain_is_the_median_by_the_median_without_mps() {
         let rates = json!({"without": [10.0, 12.0, 11.0], "mps": [22.0, 21.0, 90.0], "auto": []});
         let gains = gains(&json!({"four": {"per_second": rates}}));
-        assert_eq!(
-            gains,
-            json!({"one_mps": null, "four_mps": 2.0, "four_auto": null})
-        );
+        let expected = json!({"one_mps": null, "four_mps": 2.0, "four_auto": null});
+        assert_eq!(gains, expected);
     }
 }

@@ -22,11 +22,8 @@ fn a_prologue_of_the_site_is_never_touched() {
     let words = ["prologue' is the site's own and does not call us"];
     checks(&mut c, 2, &words);
     // The printed line works in the place that it names.
-    let mut lines = text.lines();
-    let line = lines
-        .find(|line| line.contains("mps-prologue"))
-        .unwrap()
-        .trim();
+    let line = text.lines().find(|line| line.contains("mps-prologue"));
+    let line = line.unwrap().trim();
     let chained = format!("{own}{line}\n");
     c.nodes[0].write(file, &chained, 0o500);
     checks(&mut c, 0, &[]);

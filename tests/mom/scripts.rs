@@ -27,31 +27,22 @@ fn every_script_runs_under_openpbs_as_without_us_or_its_user_reads_why() {
 fn all_scripts(product: Product) {
     let mut all = scripts::all().expect("the corpus");
     all.retain(Script::is_for_pbs);
-    let ends: Vec<Vec<Outcome>> = std::thread::scope(|scope| {
-        let runs: Vec<_> = (0..RUNS.len())
-            .map(|run| {
-                let all = &all;
-                scope.spawn(move || run_all(product, run, all))
-            })
-            .collect();
-        let ends = runs.into_iter().map(|run| run.join());
-        ends.map(|ends| ends.expect("a run of all scripts"))
-            .collect()
+    let [without, auto, asked] = std::thread::scope(|scope| {
+        let all = &all;
+        let runs = [0, 1, 2].map(|run| scope.spawn(move || run_all(product, run, all)));
+        runs.map(|run| run.join().expect("a run of all scripts"))
     });
+    let runs = without.into_iter().zip(auto).zip(asked);
     let mut wrong = Vec::new();
-    for (at, script) in all.iter().enumerate() {
-        let [without, auto, asked] = [0, 1, 2].map(|run| ends[run][at].clone());
+    for (script, ((without, auto), asked)) in all.iter().zip(runs) {
         let three = Three {
             without,
             auto,
             asked,
         };
-        let checked = script.check(&three);
-        wrong.extend(
-            checked
-                .err()
-                .map(|error| format!("{}: {error}", script.name)),
-        );
+        if let Err(error) = script.check(&three) {
+            wrong.push(format!("{}: {error}", script.name));
+        }
     }
     let count = (wrong.len(), all.len());
     assert!(wrong.is_empty(), "{count:?}:\n{}", wrong.join("\n"));

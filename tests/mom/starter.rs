@@ -106,12 +106,10 @@ fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
     let gpu_file = format!("/var/spool/else/aux/{}gpu", job.id);
     c.nodes[0].write(&gpu_file, "nodea-gpu0\n", 0o644);
     let run = c.torque_run(&job, 0, "prologue", None);
-    let env = run.env.iter();
+    let variable = |(name, value): (&String, &String)| (name.clone(), elsewhere(value));
     let run = Run {
         argv: run.argv.iter().map(elsewhere).collect(),
-        env: env
-            .map(|(name, value)| (name.clone(), elsewhere(value)))
-            .collect(),
+        env: run.env.iter().map(variable).collect(),
         cwd: elsewhere(&run.cwd),
         stdout: Stream::Null,
         stderr: Stream::File("/tmp/told".into()),
@@ -238,11 +236,11 @@ fn a_plain_jobs_task_needs_our_program_only_if_another_job_left_something() {
     let job = begun(&mut c, "proj1");
     let words = Cluster::client_on("nodea");
     let words: Vec<&str> = words.split(' ').collect();
-    let pipe = "/run/mpsd/jobs/99.localhost/pipe";
-    let left = [
-        ("MPSD_JOB", "99.localhost"),
-        ("CUDA_MPS_PIPE_DIRECTORY", pipe),
-    ];
+    let pipe = (
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "/run/mpsd/jobs/99.localhost/pipe",
+    );
+    let left = [("MPSD_JOB", "99.localhost"), pipe];
     assert_eq!(c.torque_task(&job, 0, &words, &left), Ended::Code(0));
     bare(&c.records(0)[0]);
     c.nodes[0].sh("ln -sf /bin/false /usr/bin/mpsctl");
@@ -259,11 +257,8 @@ fn a_starter_of_the_site_stays_and_may_call_ours() {
     node.sh(&format!("echo '$job_starter {own}' >>{CONFIG}"));
     hang_up(node);
     let text = node.sh_exits(1, "mpsctl pbs install");
-    let mut lines = text.lines();
-    let line = lines
-        .find(|line| line.contains("exec --starter"))
-        .unwrap()
-        .trim();
+    let line = text.lines().find(|line| line.contains("exec --starter"));
+    let line = line.unwrap().trim();
     let config = node.read(CONFIG).unwrap();
     assert_eq!(config.matches("$job_starter").count(), 1);
     let job = c.job("MPS=true");

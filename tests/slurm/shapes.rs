@@ -101,9 +101,8 @@ fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
     let nodes = &cell.nodes.nodes;
     let clients = || {
         let contexts = nodes.iter().flat_map(|node| node.contexts());
-        contexts
-            .filter(|(_, context)| context.kind == "mps")
-            .count()
+        let of_mps = contexts.filter(|(_, context)| context.kind == "mps");
+        of_mps.count()
     };
     cell.wait("the step's client", || Ok(clients() == 1))?;
     let mut stepds = cell.bed.job_processes();

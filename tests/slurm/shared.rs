@@ -69,9 +69,7 @@ pub const SLUIDS: Group = Group {
 
 /// The double of 26.05's cgroups stands before our plugin, as slurmd's own work does.
 fn name_cgroups_by_sluid(bed: &mut Bed, _: &mut Simulated) -> Result<()> {
-    let cgroup = bed
-        .cgroup()
-        .context("there is no cgroup to make others in")?;
+    let cgroup = bed.cgroup().context("no cgroup to make others in")?;
     let cgroup = cgroup.join("node1").display().to_string();
     let double = install_plugin_double(bed, "libsluid_double.so")?;
     let options = bed.options_mut();
