@@ -47,9 +47,6 @@ struct Options {
     /// standard output only
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Directory of the programs; the default is this program's own
-    #[arg(long, value_name = "DIR")]
-    bin: Option<PathBuf>,
     /// An existing account that stands for the ordinary user
     #[arg(long, value_name = "NAME", default_value = "nobody")]
     user: String,
@@ -92,21 +89,15 @@ fn run(options: Options) -> Result<bool> {
     let user = site::user(&options.user)?;
     machine.fact("user", format!("{} (uid {})", user.name, user.uid));
     outcome.sections.push(machine);
-    let package = match options.bin {
-        Some(folder) => folder,
-        None => {
-            let own = std::env::current_exe()?;
-            own.parent()
-                .context("this program has no directory")?
-                .to_owned()
-        }
-    };
+    let program = std::env::current_exe()?;
+    let package = program.parent();
+    let package = package.context("this program has no directory")?;
     let mut run = Run {
         place: Place::make(user)?,
         gpus,
         number: options.gpu,
         device_sms: 0,
-        package,
+        package: package.to_owned(),
         out: options.out,
         pairs: options.pairs,
         programs: options.programs,

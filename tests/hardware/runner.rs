@@ -168,7 +168,19 @@ impl<'a> Scene<'a> {
     }
 
     pub fn env(&self) -> BTreeMap<String, String> {
-        site::home_env(&self.run.place, &self.home)
+        let mut env = site::base_env();
+        let packages = self.run.place.python_packages();
+        let cache = self.home.join("cache");
+        // OpenMM keeps its compiled kernels in TMPDIR.
+        for (name, path) in [
+            ("HOME", &self.home),
+            ("TMPDIR", &self.home),
+            ("PYTHONPATH", &packages),
+            ("CUDA_CACHE_PATH", &cache),
+        ] {
+            env.insert(name.to_owned(), path.display().to_string());
+        }
+        env
     }
 
     /// `mpsctl exec --` in a task of a job, in that directory.

@@ -239,17 +239,6 @@ pub fn base_env() -> BTreeMap<String, String> {
     env
 }
 
-pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
-    let mut env = base_env();
-    let text = |path: &Path| path.display().to_string();
-    env.insert("HOME".into(), text(home));
-    env.insert("PYTHONPATH".into(), text(&place.python_packages()));
-    // OpenMM keeps its compiled kernels there.
-    env.insert("TMPDIR".into(), text(home));
-    env.insert("CUDA_CACHE_PATH".into(), text(&home.join("cache")));
-    env
-}
-
 /// The last resort: kills, by pid, every process that runs a staged program or has the run
 /// directory in its environment.
 fn kill_the_rest(run: &Path, dir: &Path) {

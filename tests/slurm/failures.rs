@@ -98,12 +98,6 @@ fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
     holds(!other.state.contains("DRAIN"), &other)
 }
 
-fn check_repaired(cell: &Context) -> Result<()> {
-    cell.root_mpsctl("undrain --node node1")?.success()?;
-    cell.idle()?;
-    cell.check_node1_serves()
-}
-
 fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
     let control = cell.nodes.node("node1")?.control();
     let away = control.with_extension("away");
@@ -113,7 +107,9 @@ fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
     let outcome = check_fault(cell, &["control daemon", &place, "No such file"]);
     fs::rename(&away, &control)?;
     outcome?;
-    check_repaired(cell)
+    cell.root_mpsctl("undrain --node node1")?.success()?;
+    cell.idle()?;
+    cell.check_node1_serves()
 }
 
 pub fn comment(cell: &Context, job: u32) -> Result<String> {

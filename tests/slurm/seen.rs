@@ -77,14 +77,6 @@ fn status_shows_the_clients_and_the_gpu_without_one(cell: &Context) -> Result<()
     Ok(())
 }
 
-fn kill_server(cell: &Context) -> Result<u32> {
-    let mut daemons = cell.nodes.node("node1")?.daemons().into_iter();
-    let server = daemons.find(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
-    let server = server.context("no server")?.pid;
-    send(server, Signal::SIGKILL)?;
-    Ok(server)
-}
-
 /// Once, at the end: after the script, and not after its steps; after the step if there is no
 /// script.
 fn a_user_who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()> {
@@ -130,7 +122,10 @@ fn a_lost_server_is_told_once(cell: &Context) -> Result<()> {
         wait_observed(cell, "a client with a context", |seen| {
             seen["clients"].as_u64() > Some(0)
         })?;
-        let server = kill_server(cell)?;
+        let mut daemons = cell.nodes.node("node1")?.daemons().into_iter();
+        let server = daemons.find(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
+        let server = server.context("no server")?.pid;
+        send(server, Signal::SIGKILL)?;
         cell.bed.wait_job(job, &["FAILED"], LIMIT)?;
         let said = cell.output(job);
         let line = format!("on node1 its mpsd says: server {server} died (");
