@@ -365,8 +365,10 @@ mod tests {
         }
     }
 
-    /// Fifty processes that ignore SIGTERM and start new ones as fast as they can.
-    const BOMB: &str = "trap '' TERM; i=0; while [ $i -lt 50 ]; do (while :; do sleep 0.01; done) & i=$((i+1)); done; wait";
+    /// Fifty processes that ignore SIGTERM and start new ones as fast as they can, and end by
+    /// themselves if the test fails.
+    const BOMB: &str = "trap '' TERM; i=0; while [ $i -lt 50 ]; do \
+        (n=0; while [ $((n+=1)) -lt 3000 ]; do sleep 0.01; done) & i=$((i+1)); done; wait";
 
     #[test]
     fn a_fork_bomb_and_a_stopped_process_end_by_the_file_and_one_by_one() {
