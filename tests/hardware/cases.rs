@@ -9,7 +9,7 @@ use crate::runner::{Case, Step};
 use crate::scenes::{self, MOST};
 use crate::slurm::{all_gpus, nothing_left, one_gpu, two_gpus};
 use crate::times::{self, BEGIN, By, END, Ratio, Side, ratio};
-use crate::{clients, programs, recipes, report, shared, site::Run, timeline};
+use crate::{auto, clients, programs, recipes, report, shared, site::Run, timeline};
 
 /// A GPU without a context for one to two seconds falls asleep, and a server without a client takes
 /// longer to end after half a second.
@@ -51,7 +51,7 @@ pub const CASES: &[Case] = &[
         "pairs",
         UNLOOKED,
         "Begin and end of NVIDIA's own programs, and of a job (1 minute)",
-        &[Sides(PAIRS, PAIRS_RATIOS)],
+        &[Do(times::not_asked), Sides(PAIRS, PAIRS_RATIOS)],
     ),
     case(
         "slurm",
@@ -64,6 +64,12 @@ pub const CASES: &[Case] = &[
         UNLOOKED,
         "The contract suite with MPS_SUBJECT=nvidia",
         &[Do(scenes::contract)],
+    ),
+    case(
+        "auto",
+        ONE,
+        "Job scripts in a partition of 'auto' beside the same without us (3 minutes)",
+        &[Slurm(auto::two_nodes), Do(auto::scripts)],
     ),
     case(
         "first-kernel",
@@ -128,7 +134,7 @@ pub const CASES: &[Case] = &[
     case(
         "recipes",
         ONE,
-        "The recipes for PyTorch, JAX, CuPy, NCCL and MPI, four ranks each (90 seconds)",
+        "The recipes for PyTorch, JAX, CuPy, NCCL and MPI, four ranks each (3 minutes)",
         &[Only(recipes::has_python), Do(recipes::recipes)],
     ),
     case(

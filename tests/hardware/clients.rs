@@ -6,7 +6,7 @@ use ::tests::child::{self, Ran, Running};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::job::{MEMORY_MIB, PERCENT};
+use crate::job::{Job, MEMORY_MIB, PERCENT};
 use crate::result::Section;
 use crate::runner::{PROGRAM, Scene};
 use crate::site::{self, Run};
@@ -42,12 +42,16 @@ impl Client {
 }
 
 /// Starts so many clients with the limits and a rank each in the job that the table begins, waits
-/// until all have reported, looks at what nvidia-smi lists, and judges them. Also, what `mpsd`
-/// takes of the memory, as the kernel counts it.
+/// until all have reported, looks at what nvidia-smi lists, and judges them.
 pub fn at_once(scene: &mut Scene<'_>) -> Result<()> {
     let (run, job) = (scene.run, scene.job("4711.srv")?);
     let (probe, env) = (run.place.staged("mps-probe")?, job.environment()?);
     scene.fact("task_environment", format!("{env:?}"));
+    let server = job.ask("get_server_list")?;
+    let status = job.ask(&format!("get_server_status {server}"))?;
+    let name = "read back: server status";
+    scene.section.equal(name, &status.as_str(), &"ACTIVE");
+    idle(scene.section, &job)?;
     let options = probe_options(run);
     let start = |rank: usize| {
         let mut command = run.place.as_user(&probe, &env);
@@ -76,12 +80,27 @@ pub fn at_once(scene: &mut Scene<'_>) -> Result<()> {
     let listed = clients.iter().filter(is_listed).count();
     let name = "clients that nvidia-smi lists while they run";
     scene.section.equal(name, &listed, &CLIENTS);
-    let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", job.mpsd_pid()?))?;
-    let share = memory.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = share.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-    let kib = kib.with_context(|| format!("no 'Pss:' in {memory}"))?;
-    let name = "KiB that mpsd takes";
-    scene.section.at_most(name, kib, 3.0 * 1024.0);
+    Ok(())
+}
+
+/// The cost of an idle `mpsd`: wake-ups in two seconds, and its share of memory as the kernel
+/// counts it.
+fn idle(section: &mut Section, job: &Job<'_>) -> Result<()> {
+    let pid = job.mpsd_pid()?;
+    let number = |file: &str, name: &str| -> Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/{file}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        number.with_context(|| format!("no '{name}' in '/proc/{pid}/{file}'"))
+    };
+    let turns = || number("status", "voluntary_ctxt_switches:");
+    // Time for its work after the questions by hand.
+    child::pause(Duration::from_millis(500))?;
+    let before = turns()?;
+    child::pause(Duration::from_secs(2))?;
+    section.equal("wake-ups of mpsd in 2 s", &turns()?, &before);
+    let kib = number("smaps_rollup", "Pss:")? as f64;
+    section.at_most("KiB that mpsd takes", kib, 3.0 * 1024.0);
     Ok(())
 }
 

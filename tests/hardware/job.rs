@@ -67,7 +67,7 @@ impl<'a> Job<'a> {
             gpus: gpus.join(","),
             nodes: format!("nodes=1:gpus={}", gpus.len()),
             group: group.name().to_string_lossy().into_owned(),
-            config: configure(place)?,
+            config: configure(place, "")?,
             before: false,
             tasks: 0,
             open: false.into(),
@@ -194,10 +194,11 @@ impl Drop for Job<'_> {
     }
 }
 
-pub fn configure(place: &Place) -> Result<PathBuf> {
+/// Writes a new configuration, with these lines after the usual ones.
+pub fn configure(place: &Place, more: &str) -> Result<PathBuf> {
     let file = place.dir.join("etc/mpsd.toml");
     let text = format!(
-        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n",
+        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n{more}",
         place.run.join("mpsd").display(),
         place.dir.join("state").display(),
         site::program("nvidia-cuda-mps-control")?.display(),

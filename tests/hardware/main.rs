@@ -2,6 +2,7 @@
 //! provokes a fault or resets it. It runs without cargo: `cargo xtask hardware --pack DIR` puts
 //! everything it needs into one folder.
 
+mod auto;
 mod cases;
 mod clients;
 mod floor;

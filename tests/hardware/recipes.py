@@ -14,7 +14,7 @@ MIB = 1 << 20
 # How much it allocates at a time, MiB.
 BLOCK = 64
 # Longest time for a rank to stay, s.
-STAY = 60
+STAY = 90
 SIDE = 64
 
 

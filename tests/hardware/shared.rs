@@ -28,18 +28,39 @@ const COUNTED: &str = "8";
 /// From the word until all begin to count: longer than 100 steps of sixteen that take turns.
 const AHEAD: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
-/// The share in the table's column (`None`: without MPS), what asks for it, and whether each
-/// simulation is a job of its own.
-type Way = (Option<&'static str>, &'static str, bool);
+
+struct Way {
+    /// The share in the table's column; `None`: without MPS.
+    share: Option<&'static str>,
+    asks: &'static str,
+    /// Each simulation is a job of its own.
+    array: bool,
+}
 
 const SHARED: &str = "shared by the jobs";
 const AS_RANKS: &str = "for the ranks of one job";
 
 const WAYS: [Way; 4] = [
-    (None, "", true),
-    (Some("one for each job"), "--mps=own", true),
-    (Some(SHARED), "--mps --mps-threads=auto", true),
-    (Some(AS_RANKS), "--mps --mps-threads=auto", false),
+    Way {
+        share: None,
+        asks: "",
+        array: true,
+    },
+    Way {
+        share: Some("one for each job"),
+        asks: "--mps=own",
+        array: true,
+    },
+    Way {
+        share: Some(SHARED),
+        asks: "--mps --mps-threads=auto",
+        array: true,
+    },
+    Way {
+        share: Some(AS_RANKS),
+        asks: "--mps --mps-threads=auto",
+        array: false,
+    },
 ];
 
 pub fn shards(run: &Run) -> Options {
@@ -128,11 +149,11 @@ pub fn gain(scene: &mut Scene<'_>) -> Result<()> {
     const AS_ONE: f64 = 0.03;
     let mut rows = Vec::new();
     for count in COUNTS {
-        for way in WAYS {
+        for way in &WAYS {
             let sum = scene.simulations_of(count, way)?;
-            let mut row =
-                json!({"clients": count, "mps": way.0.is_some(), "throughput": sum, "runs": [sum]});
-            if let Some(share) = way.0 {
+            let mps = way.share.is_some();
+            let mut row = json!({"clients": count, "mps": mps, "throughput": sum, "runs": [sum]});
+            if let Some(share) = way.share {
                 row["threads"] = share.into();
             }
             rows.push(row);
@@ -170,22 +191,22 @@ impl Scene<'_> {
     }
 
     /// The sum of `count` simulations that count during the same seconds.
-    fn simulations_of(&mut self, count: usize, (share, asks, array): Way) -> Result<f64> {
-        let name = match share {
+    fn simulations_of(&mut self, count: usize, way: &Way) -> Result<f64> {
+        let name = match way.share {
             None => format!("{count} simulations, without MPS"),
             Some(share) => format!("{count} simulations, MPS, {share}"),
         };
         eprintln!("hardware: {name}");
         let gate = Gate::make(self, &name.replace([' ', ','], "-"))?;
         let task = self.simulations()?.task("run", COUNTED) + &gate.word();
-        let (words, script) = match array {
+        let (words, script) = match way.array {
             true => (
                 format!("--array=1-{count} --gres=shard:{}", SHARDS / count),
                 task,
             ),
             false => (format!("-n{count} --gres=gpu:1"), format!("srun {task}")),
         };
-        self.submit(&gate, &format!("{words} {asks}"), &script)?;
+        self.submit(&gate, &format!("{words} {}", way.asks), &script)?;
         gate.open(count)?;
         self.bed()?.0.wait_idle(LIMIT)?;
         let said = gate.said()?;

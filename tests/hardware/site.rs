@@ -47,10 +47,10 @@ pub fn python() -> Result<PathBuf> {
 fn find(name: &str, dirs: &str, variable: &str) -> Result<PathBuf> {
     let more = std::env::var_os(variable).unwrap_or_default();
     let all = std::env::split_paths(dirs).chain(std::env::split_paths(&more));
-    let files = all
+    let mut files = all
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(name));
-    let found = files.into_iter().find(|file| file.is_file());
+    let found = files.find(|file| file.is_file());
     found.with_context(|| {
         format!("'{name}' is not on this machine (searched '{dirs}' and {variable})")
     })

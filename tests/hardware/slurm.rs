@@ -12,7 +12,7 @@ use ::tests::child;
 use ::tests::double::remove_cgroup;
 use ::tests::samples::milliseconds;
 use ::tests::slurm::{Bed, Gpus, Options, unified};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::job;
 use crate::result::Section;
@@ -20,7 +20,7 @@ use crate::runner::Scene;
 use crate::site::{self, PACK, Run};
 
 pub fn start(section: &mut Section, run: &Run, options: Options) -> Result<Bed> {
-    let config = job::configure(&run.place)?;
+    let config = job::configure(&run.place, "")?;
     let mut bed = Bed::create(options)?;
     let plugin = run.place.staged("spank_mps.so")?;
     bed.options_mut().load(&plugin, &config, &run.place.bin(""));
@@ -105,10 +105,18 @@ impl Debs {
         }
         let dpkg = site::program("dpkg")?;
         let scratch = tempfile::tempdir().context("no directory for the packages")?;
-        let none = || format!("no packages in '{}': {PACK}", from.display());
-        for entry in fs::read_dir(from).with_context(none)? {
+        let entries = fs::read_dir(from).into_iter().flatten().flatten();
+        let debs = entries.map(|entry| entry.path());
+        let debs = debs.filter(|file| file.extension().is_some_and(|kind| kind == "deb"));
+        let debs: Vec<PathBuf> = debs.collect();
+        ensure!(
+            !debs.is_empty(),
+            "no packages in '{}': {PACK}",
+            from.display()
+        );
+        for file in &debs {
             let mut unpack = Command::new(&dpkg);
-            unpack.arg("-x").arg(entry?.path()).arg(scratch.path());
+            unpack.arg("-x").arg(file).arg(scratch.path());
             child::run(&mut unpack, "", COMMAND)?.success()?;
         }
         brought.copy_missing(scratch.path(), Path::new("/"))?;

@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::floor::Daemon;
 use crate::job::{self, Job};
 use crate::plot::{self, Bar};
-use crate::result::{Section, median};
+use crate::result::{Section, median, spread};
 use crate::runner::{PROGRAM, Scene, counted};
 use crate::site::{BEFORE, Gpu, Place, Run};
 
@@ -39,7 +39,8 @@ type On = fn(&Run, usize) -> &[Gpu];
 /// A begin and an end to measure. On several GPUs all begin at once and all end at once, and the
 /// last of them counts.
 pub struct Side {
-    /// Before `_begin_ms` and `_end_ms` in the result.
+    /// Before `_begin_ms` and `_end_ms` in the result, of `srun` before `_first_kernel_ms` and
+    /// `_total_ms`.
     pub name: &'static str,
     pub by: By,
     on: On,
@@ -136,9 +137,13 @@ impl Scene<'_> {
         })?;
         let mut medians = Vec::new();
         for (side, lives) in sides.iter().zip(&lives) {
+            let parts = match side.by {
+                By::Srun(..) => ["first_kernel", "total"],
+                _ => ["begin", "end"],
+            };
             medians.push([BEGIN, END].map(|part| {
                 let times: Vec<f64> = lives.iter().map(|life| life[part]).collect();
-                let name = format!("{}_{}_ms", side.name, ["begin", "end"][part]);
+                let name = format!("{}_{}_ms", side.name, parts[part]);
                 self.section.times(&name, &times);
                 median(&times)
             }));
@@ -291,15 +296,67 @@ fn hidden<T: Send>(files: &[PathBuf], work: impl FnOnce() -> Result<T> + Send) -
     done.unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
-/// GPUs and ranks, compared with and without MPS, and which part of the run's pairs a row has.
-const ROWS: [(usize, usize, usize); 7] = [
-    (1, 1, 1),
-    (1, 2, 2),
-    (1, 8, 1),
-    (1, 16, 4),
-    (2, 2, 4),
-    (2, 8, 4),
-    (2, 16, 4),
+/// What `mps-prologue` takes for jobs with account strings that do not ask for MPS.
+pub fn not_asked(scene: &mut Scene<'_>) -> Result<()> {
+    const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
+    const MOST_MS: f64 = 5.0;
+    let run = scene.run;
+    let job = |other: &&str| Job::new(&run.place, "6000.srv", other, &[&run.gpu().uuid]);
+    let jobs = OTHERS.iter().map(job).collect::<Result<Vec<_>>>()?;
+    let waits = in_turn(&[()], run.pairs, |(), round| {
+        Ok(jobs[round % jobs.len()].prologue()?.success()?.ms())
+    })?;
+    let seen = spread(&waits[0]);
+    scene.fact("not_asked_ms_spread", seen.as_str());
+    let name = format!("a job that did not ask waits less than {MOST_MS} ms");
+    scene.check(name, median(&waits[0]) < MOST_MS, seen);
+    Ok(())
+}
+
+/// Ranks on GPUs, compared with and without MPS.
+struct Row {
+    gpus: usize,
+    ranks: usize,
+    /// It has this part of the run's pairs.
+    part: usize,
+}
+
+const ROWS: [Row; 7] = [
+    Row {
+        gpus: 1,
+        ranks: 1,
+        part: 1,
+    },
+    Row {
+        gpus: 1,
+        ranks: 2,
+        part: 2,
+    },
+    Row {
+        gpus: 1,
+        ranks: 8,
+        part: 1,
+    },
+    Row {
+        gpus: 1,
+        ranks: 16,
+        part: 4,
+    },
+    Row {
+        gpus: 2,
+        ranks: 2,
+        part: 4,
+    },
+    Row {
+        gpus: 2,
+        ranks: 8,
+        part: 4,
+    },
+    Row {
+        gpus: 2,
+        ranks: 16,
+        part: 4,
+    },
 ];
 
 /// From `srun` to the end of the last rank's first kernel, and to the end of `srun`.
@@ -315,7 +372,7 @@ pub fn first_kernels(scene: &mut Scene<'_>) -> Result<()> {
     ];
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     let gpus_here = scene.run.gpus.len();
-    for (gpus, ranks, part) in ROWS.into_iter().filter(|row| row.0 <= gpus_here) {
+    for Row { gpus, ranks, part } in ROWS.into_iter().filter(|row| row.gpus <= gpus_here) {
         let words = ["--gres=gpu:1", "--gres=gpu:2"][gpus - 1];
         let with = ["--gres=gpu:1 --mps", "--gres=gpu:2 --mps"][gpus - 1];
         let sides = [

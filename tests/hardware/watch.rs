@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +11,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ::tests::child::alive;
-use ::tests::double::look::walk;
 use ::tests::samples::milliseconds;
 use anyhow::{Result, bail};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 const EVERY: Duration = Duration::from_millis(1);
 /// A process whose command line is still unknown after this is ignored.
@@ -56,15 +55,16 @@ impl Watch {
     pub fn start(run: &Path) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut watcher = Watcher {
-            run: run.to_owned(),
             began: Instant::now(),
             marks: Vec::new(),
             processes: BTreeMap::new(),
-            files: BTreeMap::new(),
+            files: Inotify::init(InitFlags::IN_NONBLOCK)?,
+            directories: Vec::new(),
             logs: BTreeMap::new(),
         };
         // What is there already: its end is a mark, its start is not.
-        watcher.look()?;
+        watcher.look_at_processes();
+        watcher.watch(run);
         watcher.marks.clear();
         watcher.began = Instant::now();
         let (began, stopped) = (watcher.began, Arc::clone(&stop));
@@ -93,13 +93,12 @@ impl Watch {
 }
 
 struct Watcher {
-    run: PathBuf,
     began: Instant,
     marks: Vec<Mark>,
     /// When each was first seen, and its name from when it has one until it ends.
     processes: BTreeMap<u32, (Instant, Option<String>)>,
-    /// With their inodes: a file that is written anew has another.
-    files: BTreeMap<PathBuf, u64>,
+    files: Inotify,
+    directories: Vec<(WatchDescriptor, PathBuf)>,
     logs: BTreeMap<PathBuf, (File, String)>,
 }
 
@@ -111,7 +110,7 @@ impl Watcher {
 
     fn look(&mut self) -> Result<()> {
         self.look_at_processes();
-        self.look_at_files();
+        self.read_files();
         self.read_logs()
     }
 
@@ -143,31 +142,55 @@ impl Watcher {
         }
     }
 
-    fn look_at_files(&mut self) {
-        let mut files = BTreeMap::new();
-        walk(&self.run, &mut |path, about| {
-            files.insert(path.to_owned(), about.ino());
-            !path.ends_with("reports")
-        });
-        let before = std::mem::replace(&mut self.files, files.clone());
-        let mut changes = Vec::new();
-        for (path, inode) in &files {
-            match before.get(path) {
-                None => changes.push((path, "is made")),
-                Some(before) if before != inode => changes.push((path, "is written")),
-                Some(_) => {}
-            }
+    /// Watches a directory and its directories of jobs.
+    fn watch(&mut self, directory: &Path) {
+        let flags = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_ONLYDIR;
+        let Ok(watched) = self.files.add_watch(directory, flags) else {
+            return;
+        };
+        self.directories.push((watched, directory.to_owned()));
+        // What existed before the watch.
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            self.made(&entry.path(), "is there");
         }
-        let gone = before.keys().filter(|path| !files.contains_key(*path));
-        changes.extend(gone.map(|path| (path, "is removed")));
-        for (path, how) in changes {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.ends_with(".log") && !self.logs.contains_key(path) {
-                let log = File::open(path).map(|file| (path.clone(), (file, String::new())));
-                self.logs.extend(log);
-            }
-            if !name.starts_with('.') {
-                self.mark("files", format!("'{name}' {how}"));
+    }
+
+    fn made(&mut self, path: &Path, how: &str) {
+        let name = path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        if name.ends_with(".log") && !self.logs.contains_key(path) {
+            let file = File::open(path).ok();
+            self.logs
+                .extend(file.map(|file| (path.to_owned(), (file, String::new()))));
+        }
+        if !name.starts_with('.') {
+            self.mark("files", format!("'{name}' {how}"));
+        }
+        if path.is_dir() && name != "reports" {
+            self.watch(path);
+        }
+    }
+
+    fn read_files(&mut self) {
+        for event in self.files.read_events().unwrap_or_default() {
+            let mut watched = self.directories.iter();
+            let directory = watched.find(|(watched, _)| *watched == event.wd);
+            let (Some((_, directory)), Some(name)) = (directory, &event.name) else {
+                continue;
+            };
+            let path = directory.join(name);
+            if event.mask.contains(AddWatchFlags::IN_DELETE) {
+                let name = name.to_string_lossy().into_owned();
+                if !name.starts_with('.') {
+                    self.mark("files", format!("'{name}' is removed"));
+                }
+            } else if event.mask.contains(AddWatchFlags::IN_MOVED_TO) {
+                self.made(&path, "is written");
+            } else {
+                self.made(&path, "is made");
             }
         }
     }

@@ -202,7 +202,8 @@ fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     let device = mig(0, 0).uuid;
     let begin = |bed: &NodeBed, job: &str| {
         let mut args = openpbs_args(job, USER, ACCOUNT);
-        args[5] = &device;
+        let gpus = args.iter().position(|word| *word == "--gpus").unwrap();
+        args[gpus + 1] = &device;
         bed.prologue(&args, &[])
     };
     begin(&bed, "56.srv").ok();

@@ -195,11 +195,13 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
     Ok(child.id())
 }
 
+/// Unmounts what is mounted in `directory`, deepest first, and removes it.
 fn remove(directory: &Path) -> Result<()> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     let points = points.filter(|point| Path::new(point).starts_with(directory));
-    let points: BTreeSet<&str> = points.collect();
+    let mut points: Vec<&str> = points.collect();
+    points.sort_unstable();
     for point in points.into_iter().rev() {
         nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
             .with_context(|| format!("cannot unmount '{point}'"))?;

@@ -279,13 +279,18 @@ impl Daemon {
         self.say("get_server_list").stdout.trim().parse().ok()
     }
 
-    /// Waits until it is ready and has logged its limits. `mpsd` believes that log, which needs no
-    /// session, and does not ask.
+    /// Waits until it has logged its limits. It is ACTIVE from the moment its log says Ready:
+    /// `mpsd` believes that line, which needs no session, and does not ask.
     pub fn start_server(&self) -> u32 {
         self.say(&format!("start_server -uid {USER}"));
-        self.logs("Server has started");
-        let server = self.server().expect("the server that has just started");
+        self.logs(": Ready");
+        let log = self.log_text();
+        // `NEW SERVER <pid>: Ready`
+        let (told, _) = log.split_once(": Ready").expect("it is in the log");
+        let server = told.rsplit(' ').next().and_then(|pid| pid.parse().ok());
+        let server = server.expect("the server that has just started");
         self.assert_active(server);
+        self.logs("Server has started");
         server
     }
 
