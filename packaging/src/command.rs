@@ -56,7 +56,7 @@ pub fn lines(
     Ok(child.wait()?)
 }
 
-/// The command says something only when it fails.
+/// What the command says is shown only when it fails.
 pub fn quietly(command: &mut Command) -> Result<()> {
     quietly_within(command, QUIET)
 }

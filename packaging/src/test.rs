@@ -441,8 +441,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Of a test program's output: libtest's summary, `test NAME ... ignored, REASON`, or `skipped:
-    /// NAME: REASON`.
+    /// A test program prints libtest's summary, `test NAME ... ignored, REASON`, or `skipped: NAME:
+    /// REASON`; anything else counts nothing.
     fn line(&mut self, line: &str) {
         let test = line.strip_prefix("test ");
         let ignored = test.and_then(|rest| rest.split_once(" ... ignored"));

@@ -103,7 +103,7 @@ impl Caller<'_> {
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
-                // A broken configuration may hide a record, but a main shell must not stop.
+                // A broken one may hide a record, but every job has a main shell: it must go on.
                 Some(fault) if !self.main => Err(fault.into()),
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
@@ -223,7 +223,7 @@ impl Caller<'_> {
         }
     }
 
-    /// The same of the job in which it is.
+    /// The same of the job in which the caller is.
     pub(super) fn own_ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(id) = self.var("PBS_JOBID") {
             return Ok(vec![JobId::parse(&id)?]);
@@ -298,7 +298,7 @@ impl Caller<'_> {
     }
 
     /// Checks that the control daemon of `changes` has not ended. Root checks the process that it
-    /// proved: it must not open a directory in which the job's user can block it.
+    /// proved, if the journal is readable: in the daemon's directory the user could block it.
     fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
         if self.uid != 0 || record.uid == 0 {
             return listener::expect(changes);
@@ -369,7 +369,7 @@ impl Caller<'_> {
         }
     }
 
-    /// An MPI launcher passes its environment on to the job's other nodes.
+    /// An MPI launcher passes its environment, with this list, on to the job's other nodes.
     fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);

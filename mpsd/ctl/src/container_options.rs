@@ -87,7 +87,8 @@ mod tests {
         let removed = Change::unset("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
         let variables = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
         let mount = "/run/mpsd/jobs/42:/run/mpsd/jobs/42";
-        let enroot = format!("--mount {mount}:{MOUNT} ");
+        let enroot =
+            format!("--mount {mount}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate ");
         let volume = format!("--volume {mount} ");
         for (runtime, options) in [
             (Container::Apptainer, "--bind /run/mpsd/jobs/42 ".to_owned()),

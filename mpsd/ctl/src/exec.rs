@@ -74,7 +74,7 @@ impl Exec {
         }
         let error = command.exec();
         let line = format!("cannot run '{}': {error}", program.to_string_lossy());
-        // As env(1) and every shell.
+        // The codes of env(1) and every shell.
         let code = if error.kind() == ErrorKind::NotFound {
             127
         } else {
@@ -112,7 +112,7 @@ impl Exec {
         }
     }
 
-    /// Such a variable asks for nothing, because a script may have it. Torque's prologue sees none.
+    /// The variable MPS asks for nothing: a script may have it. Torque's prologue sees none.
     fn tell_of_variable(&self, env: Lookup<'_>) {
         let is_meant = |value: String| REQUESTS.contains(&value.to_ascii_lowercase().as_str());
         if !is_of_tm(env) && self.lone_shell(env).is_some() && env("MPS").is_some_and(is_meant) {

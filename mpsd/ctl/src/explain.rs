@@ -197,6 +197,7 @@ fn of_line(line: &str) -> Option<&'static Trouble> {
 }
 
 /// The trouble of which `text` is a part of what programs write, as CUDA's own "out of memory".
+/// Not for a log: the kernel also writes "Out of memory".
 fn of_part(text: &str) -> Option<&'static Trouble> {
     let text = text.trim().to_ascii_lowercase();
     let is_its = |trouble: &&Trouble| trouble.words.iter().any(|word| has_word(word, &text));
@@ -213,8 +214,8 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// In the log's order: the client that failed first tells the cause. What any job's log has comes
-/// last.
+/// The log's order stays: the client that failed first tells the cause. What any job's log has
+/// comes last.
 fn of_log(lines: &[String]) -> Vec<Explained> {
     let mut all: Vec<Explained> = Vec::new();
     for line in lines {

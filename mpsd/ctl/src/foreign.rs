@@ -32,6 +32,7 @@ fn users_with_mps(settings: &Settings) -> BTreeSet<u32> {
 /// Only root's own daemon can fail the node.
 pub(super) fn line(daemon: &ControlDaemon, held: &[Held]) -> CheckLine {
     let processes = &daemon.processes;
+    // NVIDIA's own, for a daemon without the variable.
     let pipe = daemon.pipe.as_deref().unwrap_or("/tmp/nvidia-mps".as_ref());
     let pipe = one_line(&pipe.to_string_lossy(), 100);
     let (whose, remedy) = match daemon.uid {

@@ -267,9 +267,10 @@ fn clients(
         tasks.any(|task| task.job.as_deref() == Some(journal.job().as_str()))
     };
     let mut is_client = |process: &&GpuProcess| {
-        let its = node.is_of_job(journal, process.pid);
         process.mps_client
-            && its.is_some_and(|its| several.is_none() || its || says_so(process.pid))
+            && node
+                .is_of_job(journal, process.pid)
+                .is_some_and(|its| several.is_none() || its || says_so(process.pid))
     };
     let client = |process: &GpuProcess| ClientStatus {
         pid: process.pid,

@@ -184,7 +184,7 @@ pub fn main() -> u8 {
     })
 }
 
-/// A line on standard error, and an object if that was asked for.
+/// Prints a line on standard error, and an object if that was asked for.
 pub fn tell(VerbError { line, code }: &VerbError, json: bool) {
     complain(NAME, line);
     if json {

@@ -170,7 +170,7 @@ fn job_name() -> String {
     format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
-/// In the user's home directory: a node has no other directory of the user's.
+/// The job writes into the user's home: a node has no other directory of the user's.
 fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     let home = home.unwrap_or_default();
     let directory = Path::new(&home);

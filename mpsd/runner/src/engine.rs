@@ -55,7 +55,7 @@ impl End {
 pub struct Running(Family);
 
 impl Running {
-    /// Its keeper calls `done` at each end of the command, even if this process was killed. The
+    /// A keeper calls `done` at each end of the command, even if this process was killed. The
     /// keeper has none of our descriptors but `kept`.
     pub fn start(
         task: &Task,
@@ -143,7 +143,7 @@ fn keep(task: &Task, end: BorrowedFd<'_>) -> End {
 pub fn wait<'a>(all: impl IntoIterator<Item = BorrowedFd<'a>>, turn: Duration) -> bool {
     let all = all.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     let mut all: Vec<_> = all.collect();
-    // Its caller repeats a wait.
+    // The caller repeats a wait.
     let turn = turn.min(Duration::from_secs(3600)) + Duration::from_millis(1);
     let timeout = PollTimeout::try_from(turn).unwrap_or(PollTimeout::MAX);
     let _ = poll(&mut all, timeout);

@@ -40,7 +40,7 @@ enum Verb {
     Pack(pack::Pack),
 }
 
-/// Of `mpsctl`, with our verbs.
+/// The whole command line of `mpsctl`, with our verbs.
 pub fn command() -> clap::Command {
     let own = Verb::augment_subcommands(clap::Command::default());
     // The usage names the command that the user typed, not this program.

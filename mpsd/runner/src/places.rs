@@ -90,7 +90,8 @@ impl Places {
         clients.div_ceil(self.count())
     }
 
-    /// If the job's MPS limits its clients' share, all figures would be wrong.
+    /// If the job's MPS limits its clients' share, a client can only lower it: all figures would be
+    /// wrong.
     pub fn must_be_unlimited(&self) -> Result<(), Refusal> {
         let Some((record, _)) = &self.with_mps else {
             return Ok(());

@@ -41,7 +41,7 @@ pub fn told(error: &anyhow::Error) -> VerbError {
     VerbError { line, code }
 }
 
-/// As a shell's for a command that a signal ended.
+/// A shell's exit code for a command that a signal ended.
 pub fn code_of(signal: Signal) -> u8 {
     128_u8.saturating_add(signal as i32 as u8)
 }

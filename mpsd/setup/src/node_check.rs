@@ -65,14 +65,15 @@ pub fn node_check(ctx: &SetupContext<'_>, nvml: impl FnOnce() -> Vec<CheckLine>)
     all
 }
 
-/// As sd_booted(3).
+/// sd_booted(3) looks for this directory.
 pub fn is_booted() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
 /// A host without a GPU: a login host, or a node that lost its only GPU and still has the driver.
 fn without_gpu(host: &dyn Host) -> CheckLine {
-    match host.configuration(Path::new(DRIVER), 4096) {
+    let most_bytes = 4096;
+    match host.configuration(Path::new(DRIVER), most_bytes) {
         Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
         Ok(Some(_)) | Err(_) => Warn(format!(
             "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
@@ -103,7 +104,7 @@ pub fn has_gpu(ctx: &SetupContext<'_>) -> bool {
 }
 
 fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
-    // docs/facts/mps-control.md#starting
+    // It stands beside the control daemon's program (docs/facts/mps-control.md#starting).
     let server = control.with_file_name("nvidia-cuda-mps-server");
     let one = |program: &Path, means: &str, remedy: &str| match open_trusted(program) {
         Ok(_) if host.executable(program) => {
@@ -147,7 +148,8 @@ fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
             Ok(_) => Pass(format!("{unit} is active")),
         }
     };
-    // No FAIL either: a user's process that cannot be ended makes a run fail.
+    // No FAIL either: a user's process that cannot be ended makes a run fail, and must not drain
+    // the node.
     let failed = |(unit, without): (&str, &str)| {
         let text =
             format!("{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why");

@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Our own namespace has what a job's mounts are added to.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Two for each daemon of a job, on a node with 16 GPUs that several jobs may use.
+/// A job needs two for each of its daemons, on a node with 16 GPUs that several jobs may use.
 const FREE_MOUNTS: usize = 256;
 
 pub fn room(paths: &Paths) -> Vec<CheckLine> {

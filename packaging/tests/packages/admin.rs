@@ -111,7 +111,7 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     assert!(!cluster.knows_the_flag(), "installing was enough");
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
     has_all(&help, &["mpsd.8"]);
-    // The only difference from a node with GPUs.
+    // KEYS are the only difference from a node with GPUs.
     let config = cluster.at(CONFIG);
     let text = fs::read_to_string(&config).unwrap();
     fs::write(config, KEYS.to_owned() + &text).unwrap();

@@ -130,7 +130,7 @@ impl Control {
     }
 }
 
-/// Of mpsd.toml: the simulated GPUs.
+/// The keys of mpsd.toml for simulated GPUs.
 fn vendor() -> Value {
     json!({
         "control": format!("{VENDOR}/nvidia-cuda-mps-control"),

@@ -157,7 +157,7 @@ fn open_to_all(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Reports a skip, past the capture of a test that passes.
+/// Writes past the test program's capture, which hides what a test that passes prints.
 fn skip(what: &str, why: &str) {
     let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();

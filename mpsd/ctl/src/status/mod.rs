@@ -62,7 +62,7 @@ type Answers = Vec<Result<DaemonAnswer, AnswerError>>;
 /// What `mpsctl status` shows, and the object of `--json`.
 #[derive(Debug, Default, Serialize)]
 struct StatusReport {
-    /// Of the calling task, if it is in a job.
+    /// Whether the calling task is under MPS, if it is in a job.
     #[serde(rename = "under_mps", skip_serializing_if = "Option::is_none")]
     verdict: Option<Verdict>,
     jobs: Vec<JobStatus>,

@@ -98,12 +98,14 @@ pub struct DaemonStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     pub ended: bool,
+    /// It may run, but programs reach another daemon or none.
     #[serde(skip)]
     pub out_of_reach: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuStatus {
+    /// NVML's on the node.
     pub index: u32,
     pub uuid: GpuUuid,
     /// The job's clients on it; `None`: not known.

@@ -202,10 +202,9 @@ job 7 of alice: MPS is up (a reason)
     fn a_sentence_is_wrapped_and_not_cut() {
         let text = "under MPS: no, because CUDA_MPS_PIPE_DIRECTORY is not set here: attach with 'mpsctl exec -- COMMAND'";
         let lines = sentence(text, Some(80));
-        assert_eq!(
-            (lines.len(), lines.join(" ").replace("     ", " ")),
-            (2, text.to_owned())
-        );
+        assert!(lines.iter().all(|line| line.len() <= 80), "{lines:?}");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&lines.join(" ")), text);
     }
 
     #[test]

@@ -116,10 +116,10 @@ impl Growth {
     pub fn bound(&self) -> Option<&'static str> {
         let bounds = &self.bounds;
         match self.each {
-            all if all >= bounds.most => {
+            each if each >= bounds.most => {
                 Some("as many as the GPU takes clients, or as have memory")
             }
-            all if all >= bounds.cores / bounds.gpus.max(1) => Some("a core each: -c gives more"),
+            each if each >= bounds.cores / bounds.gpus.max(1) => Some("a core each: -c gives more"),
             _ => None,
         }
     }

@@ -108,7 +108,7 @@ fn lock(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
 /// The line of a command that has ended; `bytes`: what it wrote.
 pub fn line(seq: u64, host: &str, end: &End, bytes: u64, command: &OsStr) -> Vec<u8> {
     let code = match &end.not_started {
-        // As GNU parallel has it.
+        // GNU parallel's, of a command that took too long.
         _ if end.late => -1,
         Some(_) => 126,
         None => end.code.map_or(0, i32::from),

@@ -9,6 +9,7 @@ use std::str::FromStr;
 const LONGEST: usize = 4096;
 /// Most times that are kept of a copy.
 const MOST_TIMES: usize = 1 << 20;
+
 #[derive(Debug, Clone)]
 pub struct Metric {
     pattern: Regex,

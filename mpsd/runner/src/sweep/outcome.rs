@@ -344,8 +344,15 @@ mod tests {
 
     #[test]
     fn medians_and_figures_are_readable() {
-        assert_eq!(median([5.0, 1.0, 3.0].into_iter()), Some(3.0));
-        assert_eq!(median([5.0, 1.0, 3.0, 4.0].into_iter()), Some(3.5));
+        let mut row = Row::default();
+        let medians = [5.0, 1.0, 3.0, 4.0].map(|throughput| {
+            row.add(&Measured {
+                throughput,
+                ..Measured::default()
+            });
+            row.throughput
+        });
+        assert_eq!(medians[2..], [Some(3.0), Some(3.5)]);
         let shown = [0.256, 12.34, 999.6, 4590.4, 1_234_567.0].map(figure);
         assert_eq!(shown, ["0.26", "12.3", "1,000", "4,590", "1,234,567"]);
     }

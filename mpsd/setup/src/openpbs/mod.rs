@@ -280,11 +280,11 @@ fn check_hook(pbs: &Installation, ctx: &SetupContext<'_>, all: &mut Vec<CheckLin
 fn check_ours(hook: &MomsHook, pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (needed, seconds) = (alarm_s(ctx), hook.alarm_s);
     let set = format!("qmgr -c 'set hook {NAME}");
+    if !hook.enabled {
+        let text = format!("hook '{NAME}' is not enabled: {set} enabled = True'");
+        return vec![Fail(text)];
+    }
     let mut all = vec![match seconds < needed {
-        _ if !hook.enabled => {
-            let text = format!("hook '{NAME}' is not enabled: {set} enabled = True'");
-            return vec![Fail(text)];
-        }
         true => Fail(format!(
             "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set} alarm = {needed}'"
         )),

@@ -22,6 +22,7 @@ pub fn check(
     (verbs.check)(pbs, ctx, &mut all);
     all.push(operators(pbs, ctx));
     all.extend(old_note(pbs, node, ctx));
+    // Programs of the other jobs could notice it.
     if !ctx.settings.pbs.auto_queues.is_empty() {
         let text = "a job of auto_queues has MPS only if its script names an MPI launcher, and it has all GPUs of the node or pbs_cgroups confines it to its own";
         all.push(Pass(text.to_owned()));
@@ -29,7 +30,8 @@ pub fn check(
     all
 }
 
-/// Torque's pbsnodes is silent if root of this node may not drain.
+/// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is
+/// silent if it is not.
 fn operators(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
     let host = &ctx.host.name();
     let line = format!("qmgr -c 'set server operators += root@{host}'");

@@ -268,7 +268,8 @@ fn private_directories(kind: &str, conf: &Conf, host: &dyn Host) -> Vec<String> 
     let found = match kind.ends_with("/linux") {
         true => {
             let file = conf.file.with_file_name("namespace.yaml");
-            let bytes = host.configuration(&file, 1 << 20).ok().flatten();
+            let most_bytes = 1 << 20;
+            let bytes = host.configuration(&file, most_bytes).ok().flatten();
             let text = String::from_utf8(bytes.unwrap_or_default());
             yaml_values(&text.unwrap_or_default(), &["dirs", "path"])
         }
@@ -498,7 +499,7 @@ EpilogTimeout=25 ->WARN  EpilogTimeout is 25;";
             let host = TextHost::default().file("/x/slurm.conf", &lines.replace(';', "\n"));
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
             let found = timeouts(&conf, Duration::from_secs(20));
-            // As far as the number of seconds.
+            // A line counts as far as its number of seconds.
             let begin = |line: &CheckLine| line.to_string().split(" s:").next().unwrap().to_owned();
             let found: Vec<String> = found.iter().map(begin).collect();
             let step = "OK    UnkillableStepTimeout is 60";

@@ -25,7 +25,8 @@ const LOOK: &str = "look=container";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
     Local,
-    /// The controller sends it to the nodes, and nothing that it includes.
+    /// The controller here sends it to the nodes, and nothing that it includes: our line stands in
+    /// it itself.
     Sent,
     /// It is a copy that a daemon rewrites.
     Fetched,

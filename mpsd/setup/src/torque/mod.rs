@@ -106,8 +106,9 @@ fn set(pbs: &Installation, starter: &str, report: &mut VerbReport) -> Result<()>
 
 fn tell_mom(command: Option<String>, report: &mut VerbReport) {
     if let Some(command) = command {
-        report.did("until then tasks that TM starts run outside MPS; now run:");
-        report.did(format!("    {command}"));
+        report.did(format!(
+            "until then tasks that TM starts run outside MPS; now run:\n    {command}"
+        ));
     }
 }
 
@@ -136,8 +137,9 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>, report: &mut VerbReport) 
     let about = format!(" without '{}'; {REREAD}", config_line(pbs));
     report.write(&config, &kept, mode, &about)?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
-    report.left(format!("'{ours}' stays until then: run this again, after:"));
-    report.did(format!("    {command}"));
+    report.left(format!(
+        "'{ours}' stays until then: run this again, after:\n    {command}"
+    ));
     Ok(())
 }
 

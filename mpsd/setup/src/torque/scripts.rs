@@ -101,8 +101,9 @@ pub fn place_scripts(
             let call = command_line(&ctx.programs.join(script.program), ctx);
             let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
             let lines = lines.replace("QUEUES", &queues(ctx));
-            report.left(format!("'{shown}' is the site's own and stays; add to it:"));
-            report.did(format!("    {lines}"));
+            report.left(format!(
+                "'{shown}' is the site's own and stays; add to it:\n    {lines}"
+            ));
         }
     }
     Ok(())
