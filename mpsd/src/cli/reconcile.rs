@@ -1,5 +1,6 @@
-//! `mpsctl reconcile` and `mpsctl undrain`, run by timer, boot and administrator. They leave alone
-//! what they cannot decide.
+//! `mpsctl reconcile` and `mpsctl undrain`: takes down what remains of jobs that their scheduler no
+//! longer has, and delivers or lifts our own drains. The timer and the boot run it. It leaves alone
+//! what it cannot decide.
 
 mod drains;
 
@@ -344,7 +345,7 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Note));
     }
 
-    /// Of a job that is known only by its id. Without one it is never gone, and so not taken down.
+    /// The scheduler of a job known only by its id. Without one it is never gone, nor taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = batch::owners(job, &self.location);
         owners.next().unwrap_or(batch::ALL[0]).scheduler()
@@ -383,7 +384,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// After the jobs themselves.
+    /// Shared MPS whose jobs are gone, after the jobs themselves.
     fn shared(&mut self) {
         let all = match self.node.all_shared() {
             Ok(all) => all,

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 #[serde(deny_unknown_fields)]
 pub struct Trouble {
     pub name: String,
-    /// Of CUDA errors.
+    /// Numbers of CUDA errors that mean it.
     #[serde(default)]
     pub codes: Vec<u32>,
     #[serde(skip_serializing)]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 const VERSION: u32 = 1;
 
-/// `/run/mpsd/gpus/<uuid>`, root 0600.
+/// `/run/mpsd/gpus/<uuid>`, root 0600, changed under its lock only.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Account {
     pub version: u32,

@@ -72,7 +72,7 @@ fn start<N: Node>(
     {
         return begin_without_mps(node, job, when, None, &why);
     }
-    // First, because most of these jobs need nothing.
+    // This comes first, because most of these jobs need nothing.
     if job.asked.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {

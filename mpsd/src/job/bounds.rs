@@ -7,7 +7,7 @@ use super::store::Store as _;
 use mpsd_core::record::RecordState;
 use mpsd_core::{Failure, JobId, Refusal};
 
-/// Most steps of a job that have an MPS of their own on a node. None has more GPUs.
+/// The most steps of a job that have an MPS of their own on a node at once. No node has more GPUs.
 const OF_A_JOB: usize = 16;
 const OF_A_USER: usize = 64;
 

@@ -41,8 +41,8 @@ fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
     Err(Undetermined::new(gpu.to_string(), why).into())
 }
 
-/// If all that the plan supposed still holds. Otherwise the mode stays, with a line in the log. The
-/// account is written first, so that it always names what may have been set.
+/// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line
+/// in the log. The account is written first, so that it always names what may have been set.
 pub(super) fn set_mode(
     node: &mut impl Node,
     job: &JobId,
@@ -96,7 +96,8 @@ pub(super) fn leave(
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // A killed prologue's call may still wait in the driver, which takes calls in turn.
+        // A killed prologue's call may still wait in the driver, which takes calls in turn: this
+        // one comes last.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }
@@ -107,7 +108,7 @@ pub(super) fn leave(
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }
 
-/// Of jobs without a directory.
+/// A GPU's account or lock, left behind by jobs without a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleClaims {
     pub gpu: GpuUuid,

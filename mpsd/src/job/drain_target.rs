@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// Slurm shows 400 characters of a reason.
 const MOST_NAMED: usize = 8;
 
-/// As configured when the job began.
+/// A job's node in its scheduler, and how it is drained: as configured when the job began.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainTarget {
     pub job: JobId,

@@ -36,7 +36,7 @@ pub struct JobEnd {
     /// If its user asked to read it.
     pub report: Option<JobReport>,
     pub summary: Option<String>,
-    /// Then nothing of this gets into its output.
+    /// The job's site brought it in, so its own output has none of all this.
     pub by_site: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// If the journal is `meant`: the scheduler may have started another job under the same id.
+/// Ends `job` if its journal is `meant`: the scheduler may have started another job under its id.
 pub fn end_if(
     node: &mut impl Node,
     job: &JobId,

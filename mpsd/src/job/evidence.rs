@@ -1,8 +1,10 @@
-//! What counts against the node: whether a hang is evidence, and the drain.
+//! What counts against the node: whether a hang is evidence, and the drain. Other evidence is made
+//! where it is found ([`Evidence`]).
 //!
-//! Evidence is about what root itself started or proved: the driver holds the process in each of
-//! several samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely left
-//! over, slow, starved or stopped proves nothing: its user can be the cause.
+//! A hang is evidence only of what root itself started or proved: the driver holds the process in
+//! each of several samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely
+//! left over, slow, starved, stopped or held by something else proves nothing: its user can be the
+//! cause.
 
 use super::drain_target::DrainTarget;
 use super::journal::{Journal, ProcessRef};
@@ -56,7 +58,7 @@ fn withholds(threads: &[Thread]) -> bool {
     threads.any(|thread| thread.state != 'R' && below(thread))
 }
 
-/// As in `[nvidia]`, `[nvidia_uvm]`.
+/// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
 pub const DRIVER: &str = "[nvidia";
 
 /// The frames of a wait. The kernel leaves most of them out of a stack (Linux,

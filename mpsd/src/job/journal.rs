@@ -34,7 +34,7 @@ pub struct Journal {
     pub gid: u32,
     /// Later states of its record are in the record's own file alone.
     pub plan: Plan,
-    /// The last of these may have happened in part or not at all.
+    /// How many effects were begun; the last may have happened in part or not at all.
     #[serde(rename = "begun")]
     pub effects_begun: usize,
     pub control: PathBuf,
@@ -58,7 +58,7 @@ pub struct Journal {
     /// `SLURM_CONF`, if the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
-    /// Only if root proves that the client is the job's.
+    /// SIGKILL a client that stays on its GPU, if root proves that it is the job's.
     pub kill_clients: bool,
     /// Seconds since 1970.
     #[serde(rename = "began")]

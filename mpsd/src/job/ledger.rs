@@ -19,7 +19,7 @@ const LONGEST: usize = 1 << 20;
 const MOST: usize = 256;
 const SECRET: u32 = 0o600;
 
-/// `/run/mpsd/ledger`, root 0600; absent while it is empty.
+/// `/run/mpsd/ledger`, root 0600, changed under its lock only; absent while it is empty.
 ///
 /// A GPU's account has its own file, so that jobs on different GPUs do not wait for each other. So
 /// has the mark `look-again`, which systemd, Slurm's plugin and the hook of OpenPBS only look for.
@@ -28,10 +28,10 @@ pub struct Ledger {
     version: u32,
     #[serde(default)]
     pub suspicions: Vec<Suspicion>,
-    /// It outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
+    /// An NVML process that outlived SIGKILL. `mpsctl metrics` started it, so no job waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hung_worker: Option<ProcessRef>,
-    /// As NVML last told them to a job's start. Their modes may have changed.
+    /// The GPUs as NVML last told them to a job's start. Their modes may have changed.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -71,7 +71,8 @@ impl Ledger {
     fn change<F: Files>(files: &mut F, change: impl FnOnce(&mut Self, &mut F)) -> Option<Self> {
         let [path, lock] = [NAME, LOCK].map(|name| files.settings().paths.run().join(name));
         let _held = files.lock(&lock, Deadline::after(LOCK_TIME)).ok()?;
-        // It may only be unreadable now, for example without a free descriptor.
+        // It may only be unreadable now, for example without a free descriptor; it must not be
+        // replaced then.
         files.read(&path, LONGEST).ok()?;
         let mut ledger = Self::read(files);
         change(&mut ledger, files);

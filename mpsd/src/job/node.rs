@@ -55,8 +55,8 @@ pub enum Rung {
 impl Rung {
     pub fn time(self, total: Duration) -> Duration {
         match self {
-            // Each command may hang forever behind a stopped server
-            // (docs/facts/mps-control.md#crashes-and-hangs).
+            // Each command may hang forever behind a stopped server, and the control daemon ends in
+            // less than 100 ms (docs/facts/mps-control.md#crashes-and-hangs).
             Self::Polite => total / 2,
             Self::Terminate => total / 5,
             Self::Kill => total * 3 / 10,
@@ -84,24 +84,24 @@ impl Member {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Waiting {
     pub uid: u32,
-    /// Equal ones once. A stack ends with the driver's innermost frame; without one it is empty.
+    /// Equal threads once. A stack ends with the driver's innermost frame; without one it is empty.
     pub threads: Vec<Thread>,
 }
 
 /// Through NVML. An error is a fault if NVML is broken or a GPU is lost; else undetermined.
 pub trait Gpus {
     fn use_nvml(&mut self, library: &str);
-    /// While other things are done. The first question reports a failure.
+    /// Loads NVML while other things are done. The first question reports a failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
     /// If some of the GPUs are as `known`, they alone are asked for.
     fn inventory(&mut self, known: Option<(Inventory, Vec<GpuUuid>)>)
     -> Result<Inventory, Failure>;
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
-    /// Reads it back.
+    /// Sets the compute mode and reads it back.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;
     /// The living processes with a context on `gpu`.
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure>;
-    /// The process that gave no answer in its time, since the last call of this.
+    /// The process that asked NVML and got no answer in its time, since the last call of this.
     fn silent_nvml(&mut self) -> Option<ProcessRef>;
 }
 
@@ -125,16 +125,17 @@ impl NodeSettings {
     }
 }
 
-/// Files, by absolute paths. No symbolic link is followed.
+/// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what
+/// the entry is instead.
 pub trait Files {
     fn settings(&self) -> &NodeSettings;
-    /// Makes the file. A bound is the error if `deadline` passes.
+    /// Locks the file, which it makes. A bound is the error if `deadline` passes.
     fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
     fn is_locked(&self, path: &Path) -> bool;
     fn is_there(&self, path: &Path) -> bool;
-    /// `None`: it is not there.
+    /// At most `max` bytes of the file; `None`: it is not there.
     fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError>;
-    /// In one step.
+    /// Replaces the file at `path` in one step.
     fn write(
         &mut self,
         path: &Path,
@@ -142,9 +143,9 @@ pub trait Files {
         mode: u32,
         durability: Durability,
     ) -> Result<(), FileError>;
-    /// If it is there.
+    /// Removes the file at `path`, if it is there.
     fn remove_file(&mut self, path: &Path) -> Result<(), FileError>;
-    /// One that is there must be root's; it gets the mode.
+    /// Makes a directory of root's. One that is there must be root's; it gets the mode.
     fn create_dir(&mut self, path: &Path, mode: u32) -> Result<(), FileError>;
     /// Sorted; none if it is not there.
     fn names(&self, path: &Path) -> Result<Vec<String>, FileError>;
@@ -156,27 +157,27 @@ pub trait Files {
         path: &Path,
         room: TmpfsSize,
     ) -> Result<(), FileError>;
-    /// A user fills them, and can keep their locks.
+    /// Removes directories that a user fills, and whose locks a user can keep.
     fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds)
     -> Result<(), String>;
     /// Whether a user keeps the lock of one: a removal there could hang beyond SIGKILL.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool;
-    /// For a start, in words.
+    /// What the file system of `path` lacks for a start, in words.
     fn lacking(&self, path: &Path) -> Option<String>;
-    /// If that can be done at once. A failure is only logged.
+    /// Keeps the report or counts the start if that can be done at once. A failure is only logged.
     fn keep(&mut self, outcome: JobOutcome<'_>);
 }
 
 /// An error is a fault only if no user can be its cause.
 pub trait Daemons {
-    /// It must be root's, and runnable.
+    /// NVIDIA's program must be root's, and runnable.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
     fn programs(&mut self, control: &Path) -> Programs;
     /// `None`: the node has none that we can use.
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
-    /// And ours above it if that is empty then.
+    /// Removes ours above it, too, if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// It starts the control daemons, but no server before [`Daemons::await_ready`].
+    /// `mpsd` starts the control daemons, but no server before [`Daemons::await_ready`].
     fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Proves what root can prove of `mpsd`'s report. Returns the control daemons and servers.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
@@ -186,16 +187,16 @@ pub trait Daemons {
     where
         Self: Sized;
     fn own_process(&self) -> Option<ProcessRef>;
-    /// Root's process that starts the MPS of a job or watches its start, unless it is this one.
+    /// Ends root's process that starts a job's MPS or watches its start, unless it is this one.
     fn end_starter(&mut self, starter: ProcessRef);
 }
 
 pub trait Members {
-    /// Those in the job's own cgroup. Reads nothing that a user can block.
+    /// The processes in the job's own cgroup. Reads nothing that a user can block.
     fn grouped(&mut self, journal: &Journal) -> Vec<i32>;
     /// Its identity and its state letter now. Reads nothing that a user can block.
     fn process(&mut self, pid: i32) -> Option<(ProcessRef, char)>;
-    /// Of those that run the files of the job's MPS, without unreadable ones.
+    /// Those of `processes` that run the files of the job's MPS, without unreadable ones.
     fn roles(&mut self, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)>;
     fn member(&mut self, pid: i32, role: Role) -> Option<Member> {
         self.process(pid).map(|(process, state)| Member {
@@ -237,11 +238,11 @@ pub trait Members {
         all.extend(self.strangers(journal));
         all
     }
-    /// By SIGTERM or SIGKILL, as the rung says.
+    /// Sends SIGTERM or SIGKILL, as the rung says, and waits for the end.
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
     /// Does what the rung says to [`Members::known_members`], and returns those that are left.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// At the daemons of `shared`, as their user. If one stays, the scheduler kills it.
+    /// Ends them at the daemons of `shared`, as their user. If one stays, the scheduler kills it.
     fn end_clients(&mut self, shared: &Journal, sharer: &Journal);
     /// The living ones; `None` if the process is gone, or cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
@@ -261,8 +262,8 @@ pub trait Scheduling {
     fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
     /// The reason of a drain of `node` that its scheduler has not got yet.
     fn undelivered(&mut self, node: &str) -> Option<String>;
-    /// And remembers it; `None` if the site drains nothing. Returns a line for the log, and whether
-    /// the scheduler has it.
+    /// Drains the node for `fault` and remembers it; `None`: the site drains nothing. Returns a
+    /// line for the log, and whether the scheduler has it.
     fn drain(
         &mut self,
         place: &Place<'_>,
@@ -271,9 +272,9 @@ pub trait Scheduling {
     ) -> Option<(String, bool)>;
     /// Shows the administrator a failure that does not drain. Returns a line for the log.
     fn remark(&mut self, place: &Place<'_>, failure: &Failure) -> Option<String>;
-    /// A start worked. Returns lines for the log.
+    /// Removes these notes: a start worked. Returns lines for the log.
     fn withdraw_remarks(&mut self, location: &Location) -> Vec<String>;
-    /// Into the output file of a batch job that went back into its queue, as its user.
+    /// Writes into the output file of a batch job that went back into its queue, as its user.
     fn note(
         &mut self,
         place: &Place<'_>,

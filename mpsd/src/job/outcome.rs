@@ -21,7 +21,8 @@ use std::time::Duration;
 /// What a prologue that ends late keeps of its time.
 const EXIT_MARGIN: Duration = Duration::from_secs(1);
 
-/// A start that only the node can have failed: like 2, but the try must not count against the job.
+/// Exit code of a start that only the node can have failed: like 2, but the try must not count
+/// against the job.
 pub const UNCOUNTED: u8 = 3;
 
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub struct Failing<'a> {
     pub settings: &'a Settings,
     pub place: Place<'a>,
     pub user: Option<&'a User>,
-    /// All of this was known, so the node may be at fault.
+    /// The job failed after all of this was known, so the node may be at fault.
     pub prepared: Option<&'a Job>,
     /// A failure is left on the node for the job's tasks.
     pub tells_tasks: bool,
@@ -101,7 +102,7 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
     if to_shell {
         complain(node, id, told);
     }
-    // First, because the controller may take all the time that is left.
+    // Requeue first, because the controller may take all the time that is left.
     let lost = job.tells_tasks && job.is_recordable && !recorded;
     let requeued = requeue(node, job, failure, lost);
     tell(node, &job.place, submission, told, requeued.as_ref());
@@ -152,8 +153,9 @@ pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> 
     }
 }
 
-/// A step's tasks tell it themselves. It tells aloud if no task can: in an allocation, which starts
-/// none by itself, and after a fault, which ends the job before its tasks start.
+/// Tells the job's user; a step's tasks tell it themselves. It tells aloud if no task can: in an
+/// allocation, which starts none by itself, and after a fault, which ends the job before its tasks
+/// start.
 fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -224,7 +226,7 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.keep(JobOutcome::Failed(kind));
 }
 
-/// To the prologue's caller, who may show it to the user; one who did not ask reads none.
+/// Tells the prologue's caller, who may show it to the user; one who did not ask reads none.
 pub fn say_of_node(node: &mut impl Node, job: &Job, line: &str) {
     if !job.asked.by_site {
         node.complain(line);
@@ -250,9 +252,9 @@ fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     })
 }
 
-/// If that is our task (see [`ExitPolicy::requeue`]). After a fault the plugin fails the prolog by
-/// the record, which puts the job back. We do it if the record is `lost`, or if the fault drains no
-/// node, such as an unusable configuration.
+/// Requeues the job if that is our task (see [`ExitPolicy::requeue`]). After a fault the plugin
+/// fails the prolog by the record, which puts the job back. We do it if the record is `lost`, or if
+/// the fault drains no node, such as an unusable configuration.
 fn requeue(
     node: &mut impl Node,
     job: &Failing<'_>,

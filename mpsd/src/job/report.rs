@@ -49,14 +49,14 @@ pub struct JobReport {
     pub shared: bool,
     /// Seconds since 1970.
     pub began: u64,
-    /// From then until its MPS was proved ready.
+    /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
     pub ready_ms: Option<u64>,
     /// Seconds since 1970.
     pub ended: u64,
     pub teardown_ms: u64,
-    /// The node is, with its compute modes.
+    /// The node is as it was before the job, compute modes too.
     pub as_before: bool,
-    /// They prove nothing.
+    /// Findings of the end that prove nothing.
     pub undetermined: Vec<String>,
     pub faults: Vec<String>,
     /// Unusual steps of the end, such as a context that stayed.
@@ -67,13 +67,13 @@ pub struct JobReport {
     pub drain: Option<String>,
     #[serde(default)]
     pub drained: bool,
-    /// Such a report has little else.
+    /// Why its start failed; such a report has little else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_started: Option<String>,
     /// The scheduler may give its GPUs to other jobs, and its MPS is its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_turns: bool,
-    /// Root has proved none of it.
+    /// The word of a process of the job's user: root has proved none of it.
     pub said_by_user: Option<Observations>,
     /// By the user's word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -238,7 +238,7 @@ pub mod tests {
     use mpsd_core::Refusal;
     use mpsd_core::testing::{record_gpu, uuid};
 
-    /// Of a job with one GPU that began at 1000 and had limits of threads and memory.
+    /// The report of a job with one GPU that began at 1000 and had limits of threads and memory.
     pub fn report() -> JobReport {
         let user = User {
             name: "alice".to_owned(),

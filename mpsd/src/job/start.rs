@@ -198,7 +198,7 @@ impl Start {
     }
 }
 
-/// The caller has made its directory, and `held` is its lock.
+/// Begins the MPS of `plan`. The caller has made its directory, and `held` is its lock.
 fn begin_shared(
     node: &mut impl Node,
     sharer: &Start,
@@ -231,7 +231,7 @@ fn begin_shared(
     Ok(start.journal)
 }
 
-/// The job's epilogue waits for the lock of the start, or has given up on it.
+/// Fails if the job has ended: its epilogue waits for this lock, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
         let why = "it ended while its MPS was starting";

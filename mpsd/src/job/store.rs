@@ -36,7 +36,7 @@ pub(crate) const LONGEST: usize = 1 << 20;
 /// Most entries of a user that are removed at one end.
 const MOST_ENTRIES: u64 = 1_000_000;
 const REMOVE_TIME: Duration = Duration::from_secs(5);
-/// Slower than this, someone keeps the directory's lock.
+/// A directory operation slower than this means that someone keeps the directory's lock.
 const KEPT: Duration = Duration::from_millis(500);
 
 type Sharers = BTreeSet<JobId>;
@@ -46,7 +46,7 @@ fn locked(name: &str) -> Option<&str> {
     name.strip_prefix('.')?.strip_suffix(".lock")
 }
 
-/// Root's own file.
+/// Root's own file cannot be understood, or not be written as text.
 fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
     Fault::new(Evidence::Storage, what, why.to_string()).into()
 }
@@ -85,7 +85,7 @@ pub trait Store: Files {
         }
     }
 
-    /// With those above it, as after a boot without tmpfiles.
+    /// Makes a directory of root's with those above it, as after a boot without tmpfiles.
     fn make(&mut self, path: &Path) -> Result<(), Failure> {
         if self.is_there(path) {
             return Ok(());
@@ -103,7 +103,7 @@ pub trait Store: Files {
         self.settings().paths.gpus().join(format!(".{gpu}.lock"))
     }
 
-    /// A writer that was killed may have left it. The lock is ours now.
+    /// Removes what a killed writer of `file` may have left. The lock is ours now.
     fn forget_write(&mut self, file: &Path) -> Result<(), FileError> {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         self.remove_file(&file.with_file_name(format!(".{name}.new")))
@@ -370,7 +370,7 @@ pub trait Store: Files {
         }
     }
 
-    /// Its lock last.
+    /// Removes what is left of the job, its lock last.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
         let (directory, lock) = (
             self.job_files(job).directory().to_owned(),
@@ -381,13 +381,13 @@ pub trait Store: Files {
             .map_err(of_root)
     }
 
-    /// The user's word.
+    /// What the job's `mpsd` says that it saw: the user's word.
     fn observations(&mut self, job: &JobId) -> Option<Observations> {
         let file = self.job_files(job).file(OBSERVATIONS);
         Observations::parse(&self.read(&file, observations::LONGEST).ok()??)
     }
 
-    /// And `mpsd` cannot add to it afterwards.
+    /// The same, and `mpsd` cannot add to it afterwards.
     fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
         let told = self.observations(job);
         let _ = self.remove_file(&self.job_files(job).file(OBSERVATIONS));
@@ -410,7 +410,7 @@ pub trait Store: Files {
         self.write(&killed, b"", SECRET, placed)
     }
 
-    /// In this job's time, of all jobs that share it.
+    /// What the `mpsd` of a shared MPS saw in this job's time, of all jobs that share it.
     fn shared_observations(&mut self, journal: &Journal) -> Option<Observations> {
         let (job, gpus) = (journal.job(), journal.joined_gpus());
         let paths = self.settings().paths.seen(job, journal.uid(), gpus);

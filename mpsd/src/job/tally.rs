@@ -10,7 +10,7 @@ pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_0
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// In each of [`CLASSES`], each counted once.
+    /// How many fell into each of [`CLASSES`], each counted once.
     pub within: [u64; CLASSES.len()],
     pub count: u64,
     pub sum_ms: u64,
@@ -48,7 +48,7 @@ pub struct Tally {
     pub fatal_client: u64,
     pub refused_client: u64,
     pub over_memory: u64,
-    /// No client used it at any look.
+    /// Jobs with a GPU that no client used at any look.
     pub idle_gpu: u64,
     pub advised: BTreeMap<String, u64>,
 }

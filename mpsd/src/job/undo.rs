@@ -61,7 +61,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
             let left = leave_shared(node, &id, Some(journal), time, &mut findings);
             findings.take(left);
         }
-        // This also restores the compute mode, so `SetComputeMode` needs no step of its own.
+        // Leaving also restores the compute mode, so `SetComputeMode` needs no step of its own.
         if let Effect::ClaimGpu { gpu } = effect {
             match claim::leave(node, journal.job(), gpu) {
                 Ok(note) => findings.notes.extend(note),
@@ -175,8 +175,8 @@ fn begins(node: &mut impl Node, id: &JobId, leaves: Option<&JobId>) -> bool {
     others.any(|job| shares(node, job, id) && !node.is_ready(job))
 }
 
-/// By its journal, which is written before the job enters the list. A job that has left, but could
-/// not be taken out of the list, has no journal, or that of a later run.
+/// Whether `job` shares `id` by its journal, which is written before it enters the list. A job that
+/// has left, but could not be taken out of the list, has no journal, or that of a later run.
 fn shares(node: &mut impl Node, job: &JobId, id: &JobId) -> bool {
     let is_this = |journal: Journal| {
         let mut gpus = journal.joined_gpus();
@@ -199,7 +199,8 @@ fn remember_hang(node: &mut impl Node, shared: &Journal, sharers: &BTreeSet<JobI
     let _ = node.write_journal(&Journal { sharers, ..shared });
 }
 
-/// Ends what is in the cgroup of a shared MPS and is none of its programs.
+/// Ends what is in the cgroup of a shared MPS and is none of its programs: it would outlive its
+/// job's limits.
 fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
     let mut others = node.known_members(shared);
     others.retain(|member| member.role == Role::Other && !member.is_defunct());
@@ -228,7 +229,8 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let control = left.iter().any(may_be_control);
     let kept = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
-        // A daemon that is asked to end removes its sockets, and waits for a kept lock to do so.
+        // A daemon that is asked to end removes its sockets, and would wait for a kept lock beyond
+        // SIGKILL.
         if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
             continue;
         }

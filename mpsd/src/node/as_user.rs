@@ -46,7 +46,7 @@ pub(super) fn with_spec(
         .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(&journal.user, journal.gid),
-        // Those of the job's `mpsd`, which spares the directory service.
+        // The groups of the job's `mpsd`: this spares the directory service.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());
@@ -55,7 +55,7 @@ pub(super) fn with_spec(
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // It identifies `mpsd` without a cgroup, if its starter died before it journaled the pid.
+    // The variable identifies `mpsd` without a cgroup if its starter died before journaling it.
     let first = journal.record().daemons.first();
     let pipe = first.map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()));
     spawn.env = pipe.into_iter().collect();
@@ -117,8 +117,9 @@ impl RealNode {
         Some(Hidden { files, behind })
     }
 
-    /// Root starts each program of a user's like this. The user's other processes lack the daemons'
-    /// group, so they can never debug it (ptrace(2), "Ptrace access mode checking").
+    /// Root starts each program of a user's like this. It gets the daemons' group before exec; the
+    /// user's other processes lack it, so they can never debug it (ptrace(2), "Ptrace access mode
+    /// checking").
     fn program_of(
         &self,
         (uid, gid): (u32, u32),
@@ -139,8 +140,8 @@ impl RealNode {
         }
     }
 
-    /// By `mpsd --note`, because the way to the file is the user's, and may block. No job's cgroup
-    /// is left for it, so it gets one that ends with it.
+    /// Appends `line` to a file of the user's by `mpsd --note`, because the way to the file is the
+    /// user's, and may block. No job's cgroup is left for it, so it gets one that ends with it.
     pub(super) fn append_as_user(
         &self,
         user: &User,

@@ -1,7 +1,8 @@
-//! The device files of GPUs that are none of a job's.
+//! The device files of GPUs that are none of a job's. Its daemons cannot open them.
 //!
 //! NVIDIA's programs open every GPU that they may, which takes most of a start on a node with
-//! several (docs/facts/mps-control.md#starting). One that a user took over gains no GPU either.
+//! several (docs/facts/mps-control.md#starting). One that a user took over gains no other GPU
+//! either.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};

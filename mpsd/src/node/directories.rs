@@ -46,7 +46,7 @@ pub fn state(paths: &Paths) -> Check {
     }
 }
 
-/// What cannot be looked at now is told where it is used.
+/// What lets others than root put files there; what cannot be looked at is told where it is used.
 fn of_others(directories: &[PathBuf]) -> Option<FileError> {
     let checked = directories.iter().map(|path| check_directory(path));
     checked

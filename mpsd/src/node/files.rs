@@ -126,7 +126,8 @@ impl Files for RealNode {
             .map_err(|none| format!("{none}: is one of its user's processes in it?"))?
     }
 
-    /// A child takes the lock by removing a name that is not there, after the user's FUSE mounts.
+    /// A child removes a name that is not there, which takes the lock as a daemon does that removes
+    /// its sockets. The user's FUSE mounts could delay it, so they are aborted first.
     fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
         let touch = || {
             let job = paths.first().and_then(|path| path.parent());
@@ -207,7 +208,7 @@ fn covered(
     point.cover(room, PRIVATE, owner)
 }
 
-/// Its lock lets only one of several removals hang.
+/// The lock of `job` lets only one of several removals hang.
 fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
     let Some(dir) = Dir::find(job).map_err(|e| e.to_string())? else {
         return Ok(());
@@ -227,7 +228,8 @@ fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), Stri
 
 /// Moves this process into the mount namespace and the root of the first process, if `path` is the
 /// same directory there. A unit's namespace may hold hidden copies of the mounts on jobs'
-/// directories, which keep such a directory busy for a process in it.
+/// directories, which keep such a directory busy for a process in it. A scheduler in a container
+/// has another `path`.
 ///
 /// After an error this process must do nothing more: it may be in the namespace, but not in its
 /// root.

@@ -1,5 +1,5 @@
 //! Lines for the node's log and for a program's caller: syslog, and systemd's journal for the audit
-//! trail.
+//! trail. Nothing waits.
 
 use crate::job::audit::Entry;
 use crate::job::node::Severity;

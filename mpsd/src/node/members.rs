@@ -1,7 +1,8 @@
 //! The processes of a job's MPS: which they are, and what a rung of the ladder does to them.
 //!
 //! The file that a process runs, and the pipe directory that it talks in, tell its role. A child
-//! with a deadline asks for both: the user can make either hang forever.
+//! with a deadline asks the kernel for both: the user can put either behind a file system that
+//! never answers, or hold the lock of the process's memory map forever.
 
 use super::real::{RealNode, uid_of};
 use super::tasks::{MOST_ENVIRONMENT, cgroup_name, is_in_cgroup_of};
@@ -32,7 +33,7 @@ const ALL_THREADS: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again.
 const TURN: Duration = Duration::from_millis(100);
-/// Of a job that leaves a shared MPS.
+/// Most time in which a job that leaves a shared MPS ends its clients.
 const TERMINATE_TIME: Duration = Duration::from_secs(2);
 const OWN_END: Duration = Duration::from_secs(1);
 
@@ -166,7 +167,7 @@ impl Members for RealNode {
 
     /// Another process can kill, stop or starve the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool {
-        // First: a child that has ended since is still known by its parent.
+        // The table comes first: a child that has ended since is still known by its parent.
         let Some(table) = ProcessTable::scan() else {
             return true;
         };
@@ -295,9 +296,11 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     }
 }
 
-/// The same, or by the vendor's name, since some installations have a wrapper at the usual path.
-/// Such a name counts only in the job's own cgroup, which holds only what we started, and of a file
-/// that root alone can write. Only a child with a deadline may call this.
+/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on
+/// an H200 machine, with the program itself in `/usr/local/nvidia`). Such a name counts only in the
+/// job's own cgroup, which holds only what we started. Root must own the file, and others must not
+/// be able to write it. The name that a process gives itself proves nothing. This looks files up,
+/// so only a child with a deadline may call it.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);
@@ -334,7 +337,7 @@ fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> 
     users.into_iter().map(waiting).collect()
 }
 
-/// A verdict needs no other frames.
+/// The frames of `stack` down to the driver's innermost one. A verdict needs no others.
 fn down_to_driver(stack: &str) -> String {
     let mut above = 0;
     for frame in stack.split_inclusive('\n') {
@@ -346,8 +349,8 @@ fn down_to_driver(stack: &str) -> String {
     String::new()
 }
 
-/// Whether it is a living process of the job's user in that role, in the job's cgroup or with its
-/// pipe directory. `by_file`: what [`by_file`] found.
+/// `pid`, if it is a living process of the job's user in that role, in the job's cgroup or with its
+/// pipe directory. `by_file` is what [`by_file`] found.
 pub(super) fn prove(
     node: &RealNode,
     journal: &Journal,
@@ -365,7 +368,7 @@ pub(super) fn prove(
     proved.then(|| process.id())
 }
 
-/// Of those whose files the journal does not know. The usual case needs no child.
+/// The roles of those whose files the journal does not know. The usual case needs no child.
 pub(super) fn by_file(
     node: &RealNode,
     journal: &Journal,

@@ -25,9 +25,9 @@ const NVML: &str = "NVML";
 /// A directory for each GPU, named after its place on the bus.
 const DRIVER_GPUS: &str = "/proc/driver/nvidia/gpus";
 const NVIDIA: &str = "0x10de";
-/// In words of 64.
+/// Most CPUs that are asked for, in words of 64.
 const CPU_WORDS: usize = 128;
-/// Of nvml.h: the wrapper has no name for it.
+/// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
 const INSUFFICIENT_RESOURCES: u32 = 23;
 /// What the loader says of a library that is missing or damaged, but not if it lacks memory.
 const CANNOT_BE_LOADED: [&str; 6] = [
@@ -104,7 +104,7 @@ impl<T> Answer<T> for Result<T, Cause> {
     }
 }
 
-/// Only what means "broken": memory, resources and time can run out.
+/// Only an error that means "broken" is evidence: memory, resources and time can run out.
 fn proved_by(cause: &Cause) -> Option<Evidence> {
     match cause {
         Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => {
@@ -126,7 +126,8 @@ fn proved_by(cause: &Cause) -> Option<Evidence> {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Driver {
     pub version: String,
-    /// Indexes of those without persistence mode: the driver unloads them when not used.
+    /// The indexes of the GPUs without persistence mode: the driver unloads their state when their
+    /// last user leaves.
     pub forgotten: Vec<u32>,
 }
 
@@ -137,7 +138,7 @@ pub struct Nvml {
     library: &'static Library,
 }
 
-/// Since the look before. What the driver does not count is absent.
+/// What the driver has counted of a GPU between two looks. What it does not count is absent.
 #[derive(Debug, Default)]
 pub struct GpuCounters {
     /// When, microseconds since 1970, and the percent of the time in which a kernel ran.
@@ -258,7 +259,7 @@ impl Nvml {
     }
 
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
-        // An end must not depend on a MIG device, which may be removed.
+        // A MIG device keeps its mode, and an end must not depend on one that may be removed.
         if gpu.is_mig() {
             return Ok(ComputeMode::Default);
         }
@@ -275,7 +276,8 @@ impl Nvml {
     /// Those with a compute context on `gpu`: MPS servers and clients, too.
     ///
     /// The caller must check that a process is there: NVML still lists it for a moment after its
-    /// end, and lists a process of another pid namespace by a number that means nothing here.
+    /// end, and lists a process of another pid namespace by a number that means nothing here. A MIG
+    /// device's handle lists the device's own processes. A device that was removed has none.
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = match self.device(gpu) {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
@@ -294,8 +296,8 @@ impl Nvml {
         power.of_device("nvmlDeviceGetPowerUsage", gpu)
     }
 
-    /// Since `last`, which becomes this look. The driver keeps samples of some seconds
-    /// (docs/facts/mps-control.md#what-the-driver-counts).
+    /// What the driver has counted of `gpu` since `last`, which becomes this look. The driver keeps
+    /// samples of some seconds (docs/facts/mps-control.md#what-the-driver-counts).
     pub fn counters(&self, gpu: &GpuUuid, last: &mut LookEnd) -> GpuCounters {
         let Ok(device) = self.device(gpu) else {
             return GpuCounters::default();

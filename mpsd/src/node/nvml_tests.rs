@@ -46,8 +46,6 @@ fn what_an_error_proves() {
         Cause::NoData,
         Cause::Unknown,
         Cause::UnexpectedVariant(27),
-        // As glibc says it of a library of 1 PiB.
-        Cause::FailedToLoadSymbol("failed to map segment from shared object".to_owned()),
     ] {
         let error = about(cause);
         assert_eq!(error.evidence, None, "{error}");
@@ -75,6 +73,49 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
     std::fs::set_permissions(&path, mode).unwrap();
     let refused = Nvml::load(path.to_str().unwrap()).unwrap_err().to_string();
     assert!(refused.contains("libnvidia-ml.so.1' "), "{refused}");
+}
+
+/// The real loader, and a library of 1 PiB: there is no address space for it.
+#[test]
+fn a_library_that_there_is_no_memory_for_proves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnvidia-ml.so.1");
+    let mut elf = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 9]].concat();
+    // Numbers of so many bytes.
+    let mut add = |width: usize, numbers: &[u64]| {
+        let bytes = numbers
+            .iter()
+            .flat_map(|n| n.to_le_bytes().into_iter().take(width));
+        elf.extend(bytes);
+    };
+    add(
+        2,
+        &[
+            3,
+            if cfg!(target_arch = "aarch64") {
+                183
+            } else {
+                62
+            },
+        ],
+    );
+    add(4, &[1]);
+    // Entry, program headers, section headers.
+    add(8, &[0, 64, 0]);
+    add(4, &[0]);
+    add(2, &[64, 56, 2, 64, 0, 0]);
+    // A segment that is loaded, and the dynamic one: type and flags, then place, address twice,
+    // sizes, alignment.
+    for (kind, at, in_memory) in [(1, 0, 1 << 50), (2, 2048, 64)] {
+        add(4, &[kind, 6]);
+        add(8, &[at, at, at, 64, in_memory, 4096]);
+    }
+    elf.resize(4096, 0);
+    std::fs::write(&path, elf).unwrap();
+    let error = Nvml::load(path.to_str().unwrap()).unwrap_err();
+    assert_eq!(error.evidence, None, "{error}");
+    let why = error.to_string();
+    assert!(why.contains("failed to map segment"), "{why}");
 }
 
 #[test]

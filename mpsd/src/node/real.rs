@@ -47,12 +47,12 @@ pub(super) struct Started {
 pub struct RealNode {
     pub(super) program: &'static str,
     pub(super) settings: NodeSettings,
-    /// Except that the NVML library is that of the job in hand.
+    /// In force on this node, except that the NVML library is that of the job in hand.
     pub(super) in_force: Settings,
     pub(super) mpsd: PathBuf,
     nvml_time: Duration,
-    /// Stays until the servers are ready: without persistence mode the driver shuts down an idle
-    /// GPU.
+    /// Stays until the servers are ready: without persistence mode the driver shuts down a GPU that
+    /// no process holds open.
     pub(super) worker: Option<NvmlWorker>,
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
@@ -231,7 +231,8 @@ impl Gpus for RealNode {
 
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         let mut processes: Vec<GpuProcess> = self.ask(&Question::Processes(gpu.clone()))?;
-        // NVML still lists processes that are gone (docs/facts/mps-control.md#nvml).
+        // NVML lists processes that are gone or of another namespace
+        // (docs/facts/mps-control.md#nvml).
         processes.retain(|process| uid_of(process.pid).is_some());
         Ok(processes)
     }

@@ -145,7 +145,7 @@ fn write(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), Report
     let name = report.file_name();
     let earlier = reports.read_limited(&name, LONGEST).ok().flatten();
     let earlier: Option<JobReport> = earlier.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    // This is a later end then.
+    // A later end of a job that has been counted.
     let is_counted = earlier.as_ref().is_some_and(|earlier| !earlier.as_before);
     let report = match earlier {
         Some(earlier) => report.clone().after(earlier),

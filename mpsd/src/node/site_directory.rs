@@ -2,7 +2,7 @@
 //!
 //! A process that lists a directory can keep its lock. A process that changes the directory then
 //! waits in the kernel and ignores signals. So a child with a deadline makes the change, under our
-//! lock, which lets only one child wait. It is in a directory that only root may list.
+//! lock, which lets only one child wait. That lock is in a directory that only root may list.
 
 use super::by_child;
 use mpsd_core::Paths;
@@ -20,7 +20,7 @@ const CGROUP_TIME: Duration = Duration::from_millis(500);
 const NOTHING: &str = ".mpsd-nothing";
 const LONGEST: usize = 200;
 
-/// In a child, within `limit`. `work` must open what it needs.
+/// Does `work` on `directory` in a child, within `limit`. `work` must open what it needs.
 pub fn change<T: Serialize + DeserializeOwned>(
     paths: &Paths,
     directory: &Path,
@@ -33,7 +33,7 @@ pub fn change<T: Serialize + DeserializeOwned>(
     done.ok_or_else(locked)?
 }
 
-/// Whether a process keeps its lock. None can if only root may list it.
+/// Whether a process keeps the lock of `directory`. None can if only root may list it.
 pub(super) fn is_kept(paths: &Paths, directory: &Path) -> bool {
     let touched = || change_alone(paths, directory, CGROUP_TIME, || Ok(()));
     may_be_listed(directory) && matches!(touched(), Ok(None) | Err(AskError::Killed(_)))
@@ -66,7 +66,7 @@ fn change_alone<T: Serialize + DeserializeOwned>(
     let done = by_child(Deadline::after(limit), alone);
     if matches!(done, Err(AskError::Killed(_)))
         && let Some(run) = own_directory(paths)
-        // A child that still waits in the kernel holds it; then it stays for the next change.
+        // A child that still waits in the kernel holds the lock, which stays for the next change.
         && let Ok(_held) = run.lock(lock_of(directory), Deadline::after(Duration::ZERO))
     {
         let _ = run.remove_file(lock_of(directory));
@@ -104,7 +104,7 @@ fn bases(rule: &Rule) -> Vec<PathBuf> {
     }
 }
 
-/// Of programs of ours that were killed: a trial of 'mpsctl doctor', or that of a note.
+/// The cgroups of programs of ours that were killed: a trial of 'mpsctl doctor', or that of a note.
 pub fn left_behind(paths: &Paths, rule: &Rule) -> Vec<Cgroup> {
     let bases = bases(rule).into_iter().filter(|base| base.is_dir());
     let left = |base: PathBuf| change(paths, &base, CGROUP_TIME, || Ok(Cgroup::left_behind(&base)));
@@ -138,7 +138,7 @@ pub fn make_cgroup(paths: &Paths, rule: &Rule, name: &str) -> Result<Option<Path
     change(paths, directory, CGROUP_TIME, make)
 }
 
-/// And our own directory above it if that is empty then.
+/// Removes a job's cgroup, and our own directory above it if that is empty then.
 pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
     let remove = || cgroup.remove().map(drop).map_err(|error| error.to_string());
     let Some(base) = cgroup.path().parent() else {

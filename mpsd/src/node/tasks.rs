@@ -18,8 +18,9 @@ const TASKS_TIME: Duration = Duration::from_millis(300);
 const MOST_PROCESSES: usize = 256;
 const SHOWN: usize = 120;
 const MOST_COMMAND: usize = 4096;
-/// A task's rank in the job, by launcher. Slurm's is last: the ranks that an MPI launcher starts in
-/// a batch script or a step inherit that one's.
+/// A task's rank in the job, as launchers and schedulers say it: Open MPI, PMIx (PRRTE), Cray PALS,
+/// Hydra, Slurm. Slurm is last: the ranks that an MPI launcher starts in a batch script or a step
+/// inherit that one's.
 const RANKS: [&str; 5] = [
     "OMPI_COMM_WORLD_RANK",
     "PMIX_RANK",
@@ -77,8 +78,8 @@ fn by_cgroup(process: &Process) -> Option<(CgroupName, Option<String>)> {
 }
 
 /// The job and the step: `job_12/step_0` or `sEKNKTV3WPV500/step_0` of Slurm, `torque/12.srv` of
-/// Torque, `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. A user's own directories lie below
-/// these, or in `user.slice`, so the outermost name counts.
+/// Torque, `pbs_jobs.service/jobid/12.srv` of OpenPBS' hook. Root makes these. A user's own
+/// directories lie below them, or in `user.slice`, so the outermost name counts.
 fn by_path(path: &Path) -> Option<(CgroupName, Option<String>)> {
     if path.starts_with("/user.slice") {
         return None;

@@ -19,7 +19,7 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
-/// As soon as the scheduler no longer has the job. Gives up after `limit`.
+/// Takes `job` down as soon as the scheduler no longer has it. Gives up after `limit`.
 pub fn take_down(program: &'static str, job: &JobId, ending: &Ending<'_>, limit: Duration) {
     let (settings, end) = (ending.settings, Deadline::after(limit));
     let mut node = RealNode::new(program, settings, limit, settings.deadline);
@@ -50,7 +50,7 @@ pub fn take_down(program: &'static str, job: &JobId, ending: &Ending<'_>, limit:
     }
 }
 
-/// So that the job's end ends this process.
+/// Enters this process into the journal, so that the job's end ends it. Returns the journal.
 fn enter_as_starter(node: &mut RealNode, job: &JobId) -> Option<Journal> {
     let _held = node.find_job(job).ok()??;
     let mut journal = node.read_journal(job).ok()??;

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 const WORKER_FD: i32 = 3;
 const WORKER: &str = "NVML worker";
-/// An inventory of 16 GPUs has a few kilobytes.
+/// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
 const LONGEST: usize = 1 << 20;
 /// For a killed worker to go; in the driver it may stay.
 const GRACE: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ const MODPROBE_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Question {
     Inventory,
-    /// What is known of the others than these is believed.
+    /// The same, where what is known of the others than these is believed.
     InventoryAgain(Inventory, Vec<GpuUuid>),
     Mode(GpuUuid),
     SetMode(GpuUuid, ComputeMode),
@@ -145,7 +145,7 @@ impl NvmlWorker {
         })
     }
 
-    /// Before anything is asked about them. The first question reports a failure.
+    /// Has NVML look at `gpus` before they are asked about. The first question reports a failure.
     pub fn attach(&mut self, gpus: &[GpuUuid]) {
         for gpu in gpus {
             let question = serde_json::to_string(&Question::Attach(gpu.clone()));
@@ -227,9 +227,9 @@ impl Drop for NvmlWorker {
     }
 }
 
-/// If no program has done that since the node booted. NVIDIA's libraries do it by
-/// `nvidia-modprobe`, a set-user-id program that processes which we confine cannot start. If it
-/// fails, the process that needs the file says so.
+/// Makes `device` and loads its module, if no program has done that since the node booted. NVIDIA's
+/// libraries do it by `nvidia-modprobe`, a set-user-id program that processes which we confine
+/// cannot start. If it fails, the process that needs the file says so.
 pub(super) fn make_device(device: &str, arguments: &[&str]) {
     if Path::new(device).exists()
         || !Path::new(MODPROBE).exists()

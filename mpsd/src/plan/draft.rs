@@ -7,7 +7,7 @@ use mpsd_core::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Inventory, Refusal};
 
-/// Of the user's words that a refusal repeats. Characters.
+/// Longest word of the user's that a refusal repeats. Characters.
 const SHOWN: usize = 60;
 pub(super) const NO_PART: &str = "the scheduler does not say which part of the GPU the job has";
 pub(super) const NO_TASKS: &str = "the scheduler does not say how many tasks the job has on a GPU";
@@ -37,11 +37,11 @@ pub(super) struct Draft<'a> {
     pub may_share: bool,
     /// The user's jobs share one MPS on each of these.
     pub shared: bool,
-    /// Of each of its GPUs, if jobs share them and the scheduler tells the parts.
+    /// The job's part of each of its GPUs, if jobs share them and the scheduler tells the parts.
     pub part: Option<Part>,
     pub bind: Bind,
     pub names: DeviceNames,
-    /// That each of the GPUs takes, if known.
+    /// MPS clients that each of the GPUs takes, if known.
     pub clients: Option<u32>,
 }
 
@@ -66,7 +66,8 @@ impl Draft<'_> {
         Err(self.refuse(key, why, format!("{own}, a daemon of this job's own")))
     }
 
-    /// Without a part of the GPU, or a number of tasks. The user's own `auto` is refused then.
+    /// Without the job's part of a shared GPU, or its number of tasks, a site's `auto` sets no
+    /// limit, and a note says so. The user's own `auto` is refused.
     pub fn forget_auto_of_site(&mut self) -> Vec<String> {
         let why = match self.shared {
             true if self.part.is_none() => NO_PART,

@@ -24,7 +24,7 @@ pub enum Effect {
     /// They are the user's, 0700, each with a bound of room.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories { daemon: usize },
-    /// It starts their servers when all effects are done, and then proves every daemon ready.
+    /// `mpsd` starts the servers when all effects are done, and then proves every daemon ready.
     #[display("start mpsd as the job's user")]
     #[serde(rename = "start-daemon")] // Journals have this name.
     StartSupervisor,

@@ -153,7 +153,7 @@ fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daem
 }
 
 impl Draft<'_> {
-    /// A process sees one MIG device, and a shared MPS has one GPU.
+    /// A process sees one MIG device, and a shared MPS has one GPU: several have a daemon for each.
     fn separate_daemons(&mut self) -> Option<String> {
         let has_devices = gpus::has_devices(&self.gpus);
         let is_separate = self.gpus.len() < 2 || self.filled.mode == Mode::PerGpu;

@@ -61,7 +61,7 @@ mod tests {
         }
         // No user reads what a sister node says, and it is not drained for a request.
         let failure = decided(false, true, Refuse).unwrap_err();
-        let is_drain = !matches!(&failure, Failure::Fault(fault) if !fault.drains());
-        assert!(!is_drain, "{failure}");
+        let is_misconfiguration = matches!(&failure, Failure::Fault(fault) if !fault.drains());
+        assert!(is_misconfiguration, "{failure}");
     }
 }

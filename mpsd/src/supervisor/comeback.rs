@@ -58,7 +58,7 @@ impl Comeback {
         ends.chain(self.again.then_some(start::RETRY)).min()
     }
 
-    /// If jobs share it: root empties their list before it ends a shared MPS.
+    /// Begins a successor if jobs share the MPS: root empties their list before it ends that.
     pub fn begin(
         &mut self,
         told: i32,
@@ -173,7 +173,7 @@ impl Comeback {
     }
 }
 
-/// By inode, which another one may get, and time.
+/// A control daemon's socket, by its inode, which another one may get, and when it was made.
 #[derive(Debug, PartialEq, Eq)]
 struct SocketFile(u64, i64, i64);
 
@@ -184,7 +184,7 @@ impl SocketFile {
     }
 }
 
-/// To all jobs that share the MPS.
+/// Says who told the earlier daemon to quit, to all jobs that share the MPS.
 fn back(spec: &Spec, next: &Successor, observer: &mut Observer) {
     let (by, pid, before) = (&next.by, next.daemon.child.pid(), next.before);
     let how = format!("told to quit; {pid} took its place");
@@ -229,7 +229,7 @@ fn quitter(spec: &Spec) -> Option<JobId> {
     jobs.first().filter(|_| jobs.len() == 1).cloned()
 }
 
-/// Second names of the files that an ending daemon removes while another daemon uses them.
+/// Gives each file that an ending daemon removes a second name while another daemon uses it.
 fn keep_names(pipe: &Path) {
     let inode = |path: &Path| path.symlink_metadata().map(|about| about.ino()).ok();
     for (name, kept) in names(pipe).filter(|(name, kept)| inode(name) != inode(kept)) {

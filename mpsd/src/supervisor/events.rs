@@ -55,7 +55,7 @@ impl Events {
         let _ = watch.take().map(|watch| self.inotify.rm_watch(watch));
     }
 
-    /// `limit` at most; `None`: no limit. True: SIGTERM, SIGINT or SIGHUP.
+    /// Waits for `limit` at most; `None`: no limit. True: SIGTERM, SIGINT or SIGHUP.
     pub fn wait(&mut self, limit: Option<Duration>, clients: &ClientWatch) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {

@@ -60,7 +60,7 @@ impl Tail {
         Ok((writer, Self { file, rest, last }))
     }
 
-    /// Its daemon goes on to write into it.
+    /// Gives the log another name. Its daemon goes on to write into it.
     pub fn set_aside(directory: &Path) -> io::Result<()> {
         std::fs::rename(directory.join(CONTROL_LOG), directory.join(EARLIER_LOG))
     }
@@ -118,7 +118,7 @@ impl UserLog {
     }
 }
 
-/// By the user's word.
+/// The pid of the `mpsd` that writes the log in `directory`, by the user's word.
 pub fn owner(directory: &Path) -> Option<i32> {
     let log = open_to_read(&directory.join(USER_LOG)).ok()?;
     let lock = fcntl_getlk(log, &FlockType::WriteLock.into()).ok()??;

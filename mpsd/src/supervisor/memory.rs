@@ -1,6 +1,7 @@
 //! Watches the memory of clients with a limit, because a client can void NVIDIA's limit
 //! (docs/facts/mps-control.md#memory-limits). A shared daemon does not know the limits of its jobs,
-//! so each client, and a job's clients together, are held to those here.
+//! so each client is held to the limits of its job. Nothing of NVIDIA's holds a job's clients
+//! together.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -240,7 +241,7 @@ impl MemoryWatch {
         Some(held.collect())
     }
 
-    /// Over the limit of their job, or else over that of the daemons.
+    /// The clients over the limit of their job, or else over that of the daemons.
     fn over(
         &self,
         clients: &[ClientMemory],
@@ -477,14 +478,15 @@ mod tests {
             ("log", Some(1), true),
             ("log", None, true),
         ] {
+            let is_soon = |period: Option<Duration>| period.is_some_and(|period| period <= PERIOD);
             let mut watch = watch(policy, limit);
             assert_eq!(watch.period(), None);
             watch.wake();
+            assert_eq!(is_soon(watch.period()), wakes, "{policy}");
             // Whatever the period was.
             watch.next += REPORT_PERIOD;
             watch.wake();
-            let is_soon = watch.period().is_some_and(|period| period <= PERIOD);
-            assert_eq!(is_soon, wakes, "{policy}");
+            assert_eq!(is_soon(watch.period()), wakes, "{policy}");
             let soon = watch.next;
             watch.wake();
             assert_eq!(

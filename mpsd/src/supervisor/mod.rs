@@ -49,7 +49,8 @@ pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
 }
 
-/// `mpsd --terminate`: reports how many of `clients` (pids with commas) the daemons listed.
+/// `mpsd --terminate`: ends those `clients` (pids with commas) that the control daemons list, and
+/// reports their number.
 pub fn terminate(clients: &str) -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;

@@ -186,7 +186,8 @@ impl Observer {
     pub fn take_killed(&mut self, killed: Killed) {
         self.log.line(&killed.to_string());
         // Only a client that computed beside another one has left an error
-        // (docs/facts/mps-control.md#error-containment).
+        // (docs/facts/mps-control.md#error-containment). A server that ends for nothing takes a
+        // client that comes at that moment along (806).
         for state in self.daemons.values_mut() {
             let known = state.left.remove(&killed.pid);
             state.tainted |= known.unwrap_or_else(|| state.has_others(killed.pid));
@@ -211,7 +212,7 @@ impl Observer {
         (state.to_end, state.tainted) = (Some(server), false);
     }
 
-    /// It did not cause the fatal error that the vendor's words blame on it.
+    /// The client that got a fatal error which it did not cause, by the vendor's words.
     pub fn victim(&self, daemon: i32, words: &str) -> Option<String> {
         let pid = culprit(words)?;
         let state = self.daemons.get(&daemon)?;
@@ -224,7 +225,7 @@ impl Observer {
         states.map(|state| state.clients.len() as u64).sum()
     }
 
-    /// By the vendor's words, if its job is known.
+    /// The client that caused a fatal error, by the vendor's words, if its job is known.
     pub fn culprit(&self, words: &str) -> Option<String> {
         let pid = culprit(words)?;
         self.job(pid).map(|_| self.client(pid))
@@ -253,7 +254,7 @@ impl Observer {
         })
     }
 
-    /// Nothing but the daemon's end follows.
+    /// Whether this daemon was told to quit and has no client left: nothing but its end follows.
     pub fn is_ending(&self, daemon: i32) -> bool {
         let state = self.daemons.get(&daemon);
         state.is_some_and(|state| state.quits && state.to_end.is_some() && state.clients.is_empty())
@@ -334,7 +335,7 @@ impl ClientWatch {
         self.0.iter().map(|(_, watch)| watch.descriptor())
     }
 
-    /// Since the last call. All that have ended are forgotten.
+    /// The clients that a signal has ended since the last call. All that have ended are forgotten.
     pub fn killed(&mut self) -> Vec<Killed> {
         let mut killed = Vec::new();
         self.0.retain(|(pid, watch)| {

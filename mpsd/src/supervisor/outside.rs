@@ -65,8 +65,8 @@ impl OutsideWatch {
     }
 }
 
-/// Neither a client nor a server of the control daemons `ours`. Without a cgroup that names its
-/// job, its user decides.
+/// A process of the job on `gpu` that is neither a client nor a server of the control daemons
+/// `ours`. Without a cgroup that names its job, its user decides.
 fn one(spec: &Spec, nvml: Nvml, gpu: GpuUuid, ours: &[i32]) -> Option<(i32, GpuUuid)> {
     let (job, paths) = (&spec.job, spec.paths());
     let record = |job: &JobId| paths.job(job).record();

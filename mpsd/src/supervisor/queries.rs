@@ -71,7 +71,8 @@ pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Answe
     daemons.iter().map(ask).collect()
 }
 
-/// Whether another process than a child of `mpsd`, whose pid is `owner`, serves `pipe`.
+/// Whether the job's control daemon, a child of the `mpsd` with the pid `owner`, does not serve
+/// `pipe`. Without an `mpsd` this is not known.
 fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
     let owner = owner?;
     let is_absent = |error: std::io::Error| error.kind() == ErrorKind::NotFound;
@@ -86,7 +87,7 @@ fn out_of_reach(pipe: &Path, owner: Option<i32>) -> Option<AnswerError> {
     (lives && !is_ours).then_some(AnswerError::Replaced(pid))
 }
 
-/// The user may have put anything in its place.
+/// The pid that a control daemon wrote. The user may have put anything in its place.
 fn pid_in(path: &Path) -> Option<i32> {
     let mut text = String::new();
     let mut file = logs::open_to_read(path).ok()?.take(LONGEST_PID);

@@ -33,7 +33,7 @@ pub fn numbers(text: &str) -> Vec<i32> {
     pids.filter(|pid| *pid > 1).collect()
 }
 
-/// It looks for the server's program beside itself.
+/// The vendor's program for `daemon`. It looks for the server's program beside itself.
 pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     let beside = control.parent().unwrap_or(Path::new("/usr/bin")).display();
     let gpus: Vec<&str> = daemon.gpus.iter().map(mpsd_core::GpuUuid::as_str).collect();

@@ -32,7 +32,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// They also prove its start.
+    /// The new lines of its log, which also prove its start.
     pub fn lines(&mut self) -> Vec<String> {
         let lines = self.tail.lines();
         for line in lines.iter().filter(|_| self.server.is_none()) {
@@ -152,7 +152,7 @@ pub fn advance(
     if !running.configured {
         return Ok(listens && ask(spec, running, end)?);
     }
-    // Then it is ACTIVE (docs/facts/mps-control.md#when-a-server-is-ready).
+    // `NEW SERVER n: Ready` means ACTIVE (docs/facts/mps-control.md#when-a-server-is-ready).
     let ready = running.proof.server().filter(|_| running.server.is_none());
     if let Some(server) = ready {
         running.proof.confirms(&running.daemon)?;

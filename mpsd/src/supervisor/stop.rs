@@ -74,7 +74,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
 
-    /// Of server 691 with these clients, a line for each session.
+    /// What an end tells the daemon of server 691 with these clients, a line for each session.
     fn told(directory: &TempDir, clients: &str) -> Vec<String> {
         let [control, said] = ["control", "said"].map(|name| directory.path().join(name));
         let script = format!(

@@ -89,8 +89,8 @@ pub fn until_the_end(
     }
 }
 
-/// Its next client could get the error of one that a signal ended (719). The daemon starts a new
-/// server for that client, with the same limits.
+/// Ends the server of `daemon` if its next client could get the error of one that a signal ended
+/// (719). The daemon starts a new server for that client, with the same limits.
 fn replace_server(daemon: &Running, observer: &mut Observer) {
     let control = daemon.child.pid();
     if !observer.needs_new_server(control) {

@@ -123,8 +123,8 @@ impl Device {
         Ok(back.iter().all(|byte| *byte == pattern))
     }
 
-    /// In steps of [`STEP_MIB`], until the driver refuses or `cap_mib` is reached; frees
-    /// everything. Returns the MiB, and whether the cap was reached.
+    /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached, then
+    /// frees everything. Returns the MiB, and whether the cap was reached.
     pub fn allocatable(&self, cap_mib: u64) -> Result<(u64, bool), CudaFailure> {
         self.bind()?;
         let mut held = Vec::new();

@@ -52,7 +52,7 @@ impl Run<'_> {
         self.tell(told);
     }
 
-    /// The configuration is usable now. Such notes are in the usual directory.
+    /// Withdraws notes of a configuration that was unusable. They are in the usual directory.
     pub(super) fn remarks(&mut self) {
         for told in drain::withdraw_remarks(&Settings::usual().paths, &self.location) {
             // A note that stays does no harm; the next run tries again.
