@@ -1,5 +1,5 @@
-//! `mps-prologue`: from what the scheduler says to a proved daemon ([`mpsd::job::begin`]), or to one
-//! clear line and an exit code.
+//! `mps-prologue`: from what the scheduler says to a proved daemon ([`mpsd::job::begin`]), or to
+//! one clear line and an exit code.
 #![forbid(unsafe_code)]
 
 use batch::drain::Place;
@@ -216,7 +216,7 @@ impl Prologue {
         Budget::new(settings.deadline, limit)
     }
 
-    /// Of a job that did not ask: root's, or one of a user whom this node does not know.
+    /// For a job that did not ask: root's, or one of a user whom this node does not know.
     fn run_without_mps(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
         let mut node = to_record(settings.as_ref().unwrap_or(&Settings::usual()));

@@ -1,8 +1,10 @@
 //! `task_exit` in slurmstepd: what a task's user is told of its MPS.
 //!
 //! A task that fails because its MPS did shows a bare CUDA error, and the job's own log goes with
-//! the job. So the last words of the job's `mpsd` appear on the step's standard error, which Slurm
-//! has closed when `exit` is called, once a node and job.
+//! the job. So the last words of the job's `mpsd` appear on the step's standard error, once a node
+//! and job. The last task also shows what the MPS was used for, if the job asked for that. Slurm
+//! has closed this standard error when `exit` is called, except a batch script's. A task that a
+//! signal ended is noted for the job's report.
 
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::PluginState;

@@ -69,7 +69,7 @@ pub trait Slurm {
     fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool;
     /// Sets or removes `SPANK_<name>` for job_prolog and job_epilog; only in what submits.
     fn set_job_control_env(&mut self, name: &str, value: Option<&str>);
-    /// Of srun, sbatch or salloc itself, which the job inherits.
+    /// Sets or removes a variable of srun, sbatch or salloc itself, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
     /// The command of this step, or the path of the batch script; in slurmstepd only.
     fn step_command(&self) -> Vec<String>;

@@ -27,7 +27,8 @@ const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST"
 /// An allocation hands a variable for the prolog to its steps with this prefix.
 const HANDED_ON: &str = "SLURM_SPANK_";
 
-/// They may give a job GPUs: a partition's jobs may have whole nodes, and `--jobid` makes a step.
+/// Options that may give a job GPUs: a partition's jobs may have whole nodes, and `--jobid` makes a
+/// step.
 pub const MAY_GIVE_GPUS: [&CStr; 13] = [
     c"gpus",
     c"gpus-per-node",

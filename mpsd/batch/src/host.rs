@@ -91,8 +91,8 @@ pub trait Host {
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 
-    /// Runs `program` (absolute, root's) with `environment` and our own `PATH` and locale. Kills it
-    /// at the deadline. Fails if it did not run or end, or if its answer is too long.
+    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and
+    /// locale. Kills it at the deadline. Fails if it did not end, or if its answer is too long.
     fn run(
         &self,
         program: &Path,
@@ -157,7 +157,8 @@ pub fn boot_time() -> Option<u64> {
     seconds.trim().parse().ok()
 }
 
-/// When a process began, by field 22 of `/proc/PID/stat` and the present clock, as file times are.
+/// When a process began: `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`), by the
+/// present clock, as file times are.
 pub fn started(ticks: u64) -> Option<SystemTime> {
     let per_second = sysconf(SysconfVar::CLK_TCK).ok()??.try_into().ok()?;
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);

@@ -8,7 +8,7 @@ const PROBE: [&str; 2] = ["--json", "--alloc=2048"];
 /// The job of a trial: it asks for half of the threads and [`MEMORY_MIB`].
 #[derive(Debug, Clone, Copy)]
 pub struct TrialJob<'a> {
-    /// Its own, of 15 bytes at most, as an older PBS wants.
+    /// A name of its own, of 15 bytes at most, as an older PBS wants.
     pub name: &'a str,
     pub own: &'a [String],
     pub programs: &'a Path,
@@ -55,11 +55,11 @@ pub struct Trial {
     /// Lists the ids of the jobs of this name, a line each; `None`: a job is ended by its name.
     pub named: Option<fn(&str) -> CommandLine>,
     pub cancel: fn(&str, Option<&str>) -> CommandLine,
-    /// For an administrator, by the message of the failure; empty: the job ran without MPS.
+    /// What an administrator does about this message of a failure; empty: it ran without MPS.
     pub remedy: fn(&str) -> &'static str,
 }
 
-/// The line by which the submitting command did not reach its scheduler. `said`: lines and "; ".
+/// The line that says why the scheduler was not reached. `said`: the command's, joined by "; ".
 pub fn unreached(said: &str) -> Option<&str> {
     const WORDS: [&str; 3] = [
         "Munge encode failed",

@@ -6,7 +6,7 @@ use super::orders;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum Bind {
-    /// All; with at least one task for each GPU, each task in its own order.
+    /// Every task sees all; with at least one task for each GPU, each task in its own order.
     Auto,
     Block,
     Cyclic,

@@ -16,13 +16,13 @@ use std::path::Path;
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// A client's own; it can only lower the daemon's (docs/facts/mps-control.md#clients).
+/// A client's own share; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// A GPU that the client does not see drops every limit (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Of a client without the variable, and of a GPU (docs/facts/mps-control.md#clients).
+/// Those of a client without the variable, and of a GPU (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
@@ -63,8 +63,8 @@ const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 /// Finds a variable's value in the environment of a process.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The rank of the process with this environment, and its launcher's variable. A batch script has
-/// Slurm's number too, which its programs inherit.
+/// The rank on its node of the process with this environment, and its launcher's variable. A batch
+/// script has Slurm's number too, which its programs inherit.
 pub fn rank(lookup: Lookup<'_>) -> Option<(Rank, &'static str)> {
     let number = |name: &str| lookup(name)?.trim().parse().ok();
     // On 26.05 a batch script and an interactive shell have a negative number

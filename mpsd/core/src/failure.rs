@@ -86,7 +86,8 @@ impl Fault {
     }
 }
 
-/// The cause may be the user or something outside this node: the job is requeued.
+/// The cause may be the user or something outside this node: the job is requeued, nothing is
+/// drained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {

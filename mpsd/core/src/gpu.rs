@@ -5,7 +5,8 @@ use super::text::one_line;
 use derive_more::{Display, Into};
 use serde::{Deserialize, Serialize};
 
-/// Of a GPU (`GPU-200b4359-…`) or MIG device (`MIG-…`), as NVML prints it. Safe as a file name.
+/// The UUID of a GPU (`GPU-200b4359-…`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
+/// file name.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, Serialize, Deserialize,
 )]
@@ -60,13 +61,12 @@ pub const MIG: &str = "MIG-";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mig {
+    /// Also of a product that has none.
     Off,
     /// Jobs have the GPU's MIG devices, and not the GPU itself.
     On,
-    Device {
-        slices: u32,
-        of: u32,
-    },
+    /// This is a MIG device with a part of the compute slices of its GPU.
+    Device { slices: u32, of: u32 },
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
@@ -82,8 +82,8 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// Or a MIG device with its GPU's index, minor number, CPUs and capability. Jobs change the compute
-/// mode, which is no part of it.
+/// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of
+/// its GPU. Its compute mode is no part of it: jobs change that.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -104,7 +104,7 @@ pub struct Gpu {
 const CLIENTS_UP_TO_13_0: u32 = 48;
 /// Most clients that any GPU takes: with CUDA 13.1 and later.
 pub const MOST_CLIENTS: u32 = 60;
-/// docs/facts/mps-control.md#what-newer-drivers-change
+/// The driver's branch of CUDA 13.1 (docs/facts/mps-control.md#what-newer-drivers-change).
 pub const DRIVER_OF_13_1: u32 = 590;
 
 impl Gpu {
@@ -140,7 +140,7 @@ impl Inventory {
         own.is_some_and(|own| own >= branch)
     }
 
-    /// docs/facts/mps-control.md#clients; `site` is `max_clients`.
+    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients); `site`: `max_clients`.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,

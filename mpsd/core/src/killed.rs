@@ -46,7 +46,7 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     tasks.filter_map(Result::ok).collect()
 }
 
-/// In words; `is_client` knows the pids of clients, which may be children of tasks.
+/// The tasks in words; `is_client` knows the pids of clients, which may be children of tasks.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
         let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));

@@ -171,7 +171,7 @@ pub enum Priority {
 impl Priority {
     pub const ALLOWED: &'static str = "normal, below-normal";
 
-    /// docs/facts/mps-control.md#the-command-session
+    /// The control daemon's number (docs/facts/mps-control.md#the-command-session).
     pub fn number(self) -> u8 {
         match self {
             Priority::Normal => 0,

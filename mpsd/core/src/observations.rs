@@ -69,7 +69,7 @@ pub struct JobMemory {
     pub limit_mib: u64,
 }
 
-/// Its server was full or in FAULT state, or it asked for no context.
+/// A client without a context: its server was full or in FAULT state, or it asked for none.
 #[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("client {pid} got no context; {} had one", count(*beside, "other"))]
 pub struct Refused {
@@ -160,7 +160,7 @@ impl Observations {
         serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
     }
 
-    /// In words, the clients first.
+    /// The observations in words, the clients first.
     pub fn lines(&self, gpus: &[RecordGpu]) -> Vec<String> {
         fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
             list.iter().map(ToString::to_string)
@@ -215,7 +215,7 @@ impl Observations {
         all.join(", ")
     }
 
-    /// `GPU 92 % busy` for each GPU with counters. The counters of a shared MPS are of all its jobs.
+    /// `GPU 92 % busy` for each GPU with counters. Those of a shared MPS are of all its jobs.
     pub fn busy(&self, gpus: &[RecordGpu], shared: bool) -> impl Iterator<Item = String> {
         let busy = move |gpu: &RecordGpu| {
             let percent = self.usage.as_ref()?.of(&gpu.uuid)?.used_percent()?;
@@ -226,7 +226,7 @@ impl Observations {
         gpus.iter().filter(move |_| !shared).filter_map(busy)
     }
 
-    /// Since a job began to share its MPS. The highest numbers stay, even if they are older.
+    /// What was seen since a job began to share its MPS. The highest numbers stay, even older ones.
     pub fn since(mut self, before: &Self) -> Self {
         fn later<T>(list: &mut Vec<T>, before: &[T]) {
             list.drain(..before.len().min(list.len()));

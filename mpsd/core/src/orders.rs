@@ -13,7 +13,7 @@ const FIRST: usize = 0;
 /// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
 type ByHabit = [usize; HABITS];
-/// Of a task that a GPU already has, by habit. The two kinds of blocks are often the same.
+/// The weight of a task that a GPU already has, by habit. Both kinds of blocks are often the same.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
 /// For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
@@ -138,7 +138,7 @@ fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
     (0..HABITS).filter(move |habit| places[*habit] == place)
 }
 
-/// The fullest first, by habit. The smaller of two such lists is the more even.
+/// The tasks on each GPU, the fullest first, by habit. Of two such lists the smaller is more even.
 fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
     std::array::from_fn(|habit| {
         let mut crowds = vec![0; gpus];

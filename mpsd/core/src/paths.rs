@@ -146,7 +146,7 @@ impl JobPaths {
         self.file("record")
     }
 
-    /// Of the job or the shared MPS. It must outlive the directory, so it lies beside it.
+    /// The lock of the job or the shared MPS. It must outlive the directory, so it lies beside it.
     pub fn lock(&self) -> PathBuf {
         self.beside("lock")
     }

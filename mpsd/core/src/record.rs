@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Rises with a field that a program of an earlier release would have to understand.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
-/// A failed start removes the directory, then writes a record.
+/// How long a record may be absent: a failed start removes the directory, then writes one.
 const AWAY: Duration = Duration::from_secs(3);
 
 const UNSEEN: Duration = Duration::from_millis(250);
@@ -131,7 +131,7 @@ pub struct Record {
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     pub named: bool,
     pub gpus: Vec<RecordGpu>,
-    /// Of the node, in the bus's order, if a task must count those it may open, as CUDA does.
+    /// All of the node, in the bus's order, if a task must count those it may open, as CUDA does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     pub daemons: Vec<Daemon>,
@@ -255,7 +255,7 @@ impl Record {
     }
 }
 
-/// Of a record's or journal's text: another format may have any other keys.
+/// The version of a record's or journal's text: another format may have any other keys.
 pub fn version_of(text: &str) -> serde_json::Result<u32> {
     #[derive(serde::Deserialize)]
     struct Head {
@@ -336,7 +336,8 @@ pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     }
 }
 
-/// The file, because the user may not read the directory (0711). A rename takes its last name.
+/// Watches the file, because the user may not read the directory (0711). A rename takes the old
+/// file's last name.
 fn watch(path: &Path) -> Option<Inotify> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
     let flags =

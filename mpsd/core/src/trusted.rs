@@ -96,7 +96,7 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     Err(FileError::unfit(&here, what))
 }
 
-/// As [`open_trusted`] for a file in it. One that is not there is no error.
+/// Checks a directory as [`open_trusted`] does for a file in it. One that is not there is no error.
 pub fn check_directory(path: &Path) -> Result<(), FileError> {
     const NONE: &str = ".mpsd-nothing";
     match open_trusted(&path.join(NONE)) {

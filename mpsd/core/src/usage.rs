@@ -19,12 +19,12 @@ pub struct Usage {
     pub gpus: Vec<GpuUsage>,
 }
 
-/// While the job had clients. The counters are of the whole GPU, with all jobs that used it.
+/// A GPU while the job had clients. The counters are of the whole GPU, with all jobs that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuUsage {
     pub uuid: GpuUuid,
     pub memory_mib: Option<u64>,
-    /// Percent of the time with a kernel (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no sample.
+    /// Percent of each bucket with a kernel (`NVML_GPU_UTILIZATION_SAMPLES`); `None`: no sample.
     #[serde(default)]
     pub busy: Vec<Option<u8>>,
     pub busy_percent: Option<u8>,
@@ -36,7 +36,7 @@ pub struct GpuUsage {
     pub sm_percent: Option<u8>,
     /// Mean percent of the memory's bandwidth (`NVML_GPM_METRIC_DRAM_BW_UTIL`; from Hopper on).
     pub bandwidth_percent: Option<u8>,
-    /// `nvmlDeviceGetTotalEnergyConsumption`.
+    /// Millijoules (`nvmlDeviceGetTotalEnergyConsumption`).
     pub energy_mj: Option<u64>,
     #[serde(default)]
     pub energy_ms: u64,

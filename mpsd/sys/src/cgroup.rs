@@ -20,14 +20,14 @@ use std::time::Duration;
 
 const UNIT: &str = "mpsd.service";
 const PLAIN: &str = "mpsd";
-/// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone takes
-/// 64 MiB, docs/facts/mps-control.md#starting). Four CPUs are for the start of many clients at once.
+/// Bounds of a job's daemons: far more than 48 clients on each of 16 GPUs need (a server alone
+/// takes 64 MiB, docs/facts/mps-control.md#starting). Four CPUs are for many clients that start.
 const CEILINGS: [(&str, &str); 3] = [
     ("pids.max", "4096"),
     ("memory.max", "17179869184"),
     ("cpu.max", "400000 100000"),
 ];
-/// Only root may list these: a process that lists a directory can keep its lock.
+/// Only root may list these: who lists one can keep its lock, and root would wait for it.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -148,6 +148,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
+    /// If the directory above is `ours`, it must hand the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -168,7 +169,7 @@ impl Cgroup {
         self.dir.listing()
     }
 
-    /// Without defunct processes; none when it is gone.
+    /// The processes in it, without defunct ones; none when it is gone.
     pub fn procs(&self) -> Result<Vec<i32>, FileError> {
         let text = match read_at(&self.dir, "cgroup.procs", MOST) {
             Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
@@ -183,6 +184,7 @@ impl Cgroup {
         while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
+    /// Does not wait for their end. Stops early at the deadline, without error.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
             // Before Linux 5.14, and on v1.
@@ -210,7 +212,8 @@ impl Cgroup {
         all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
-    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile.
+    /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal
+    /// reaches no other process.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
@@ -244,7 +247,8 @@ impl Cgroup {
         base.ends_with(UNIT) || base.ends_with(PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use.
+    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep
+    /// the lock of the directory above it.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
@@ -256,7 +260,7 @@ impl Cgroup {
     }
 }
 
-/// Those in which a job's cgroup can be, v2 before systemd's v1 hierarchy without controllers.
+/// Where a job's cgroup can be, v2 before systemd's v1 hierarchy without controllers.
 fn hierarchies() -> Result<Vec<PathBuf>, FileError> {
     match mounts::all() {
         Ok(mounts) => Ok(better_first(mounts)),

@@ -30,6 +30,7 @@ pub struct Family {
 }
 
 /// Orphans below this process become its children.
+/// Fails before Linux 3.4.
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }

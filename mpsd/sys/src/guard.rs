@@ -156,8 +156,8 @@ pub enum AskError {
     NotStarted(Errno),
 }
 
-/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**: even
-/// if it hangs, it holds no stream that slurmd or qsub waits to see closed.
+/// Runs `question` in a child and returns its bytes. The child has **none of our descriptors**:
+/// even if it hangs, it holds no stream that slurmd or qsub waits to see closed.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
@@ -218,8 +218,9 @@ pub(super) fn answer_and_exit(mut writer: &File, bytes: Option<Vec<u8>>) -> ! {
     })
 }
 
-/// Prepares a program that a scheduler starts as root: before a flood of users' processes, ended by
-/// a panic with `code`, free of its caller's descriptors and limits. Fails without `/dev/null`.
+/// Prepares a program that a scheduler starts as root. Its priority is above a flood of users'
+/// processes, a panic ends it with `code`, and its caller's descriptors and limits do not matter.
+/// Fails without `/dev/null`.
 pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     priority::raise();
     install_panic_exit(program, code);
@@ -229,7 +230,8 @@ pub fn begin(program: &'static str, code: u8) -> Result<(), Errno> {
     descriptors::fix_standard_descriptors()
 }
 
-/// A write beyond an inherited limit ends a program by SIGXFSZ. The hard limit may stay.
+/// A write beyond an inherited limit of a file's size ends a program by SIGXFSZ. Without
+/// CAP_SYS_RESOURCE the hard limit stays.
 fn lift_file_size() {
     let hard = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(_, hard)| hard);
     for most in [hard, RLIM_INFINITY] {
@@ -332,7 +334,7 @@ fn complain(bytes: &[u8]) {
     }
 }
 
-/// Whether a write can hang although poll(2) calls it ready: by its name, so that no server is asked.
+/// Whether a write can hang although poll(2) calls it ready: by its name, so no server is asked.
 fn is_file(to: RawFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
     name.is_absolute() && !name.starts_with("/dev")

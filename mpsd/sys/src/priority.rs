@@ -30,8 +30,8 @@ pub(super) fn hand_down(child: i32) {
     }
 }
 
-/// Before every process that is not real-time, or else with the best nice value in its cgroup.
-/// False: neither is possible, without CAP_SYS_NICE.
+/// Puts a thread before every process that is not real-time, or else gives it the best nice value
+/// in its cgroup. False: neither is possible, without CAP_SYS_NICE.
 fn put_first(thread: i32) -> bool {
     let reset = libc::SCHED_RESET_ON_FORK;
     if raw::set_scheduler(thread, libc::SCHED_RR | reset, LOWEST).is_ok() {
@@ -43,8 +43,9 @@ fn put_first(thread: i32) -> bool {
     !inherited && setpriority_process(Pid::from_raw(thread), FIRST).is_ok()
 }
 
-/// Makes each thread of `process` ordinary again, if possible. A user can lower all of these, and
-/// SIGKILL then waits for a turn that never arrives.
+/// Makes each thread of `process` ordinary again, if possible: SCHED_OTHER, nice 0, every CPU of
+/// its cpuset, an autogroup of nice 0. A user can lower all of these, and SIGKILL then waits for a
+/// turn that never arrives.
 pub fn normalise(process: &Process) {
     let mut everywhere = CpuSet::new();
     for cpu in 0..CpuSet::count() {

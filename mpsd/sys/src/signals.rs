@@ -14,7 +14,8 @@ pub struct Signals {
 pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
-    /// Blocks these signals in this thread. An ignored one never arrives. Fails without descriptors.
+    /// Blocks these signals in this thread. An ignored one never arrives; an ignored SIGCHLD reaps
+    /// children. Fails without descriptors.
     pub fn block(signals: &[Signal]) -> Result<Self, Errno> {
         let set = SigSet::from_iter(signals.iter().copied());
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;

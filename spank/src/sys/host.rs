@@ -2,7 +2,7 @@
 //! 22.05 to 26.05 (only additions between them: `spank_prepend_task_argv` in 23.11,
 //! `slurm_spank_init_failure_mode` in 25.05).
 //!
-//! Rust links with BIND_NOW, so each of these must be in every program that loads the plugin, from
+//! Rust links with BIND_NOW, so each function must be in every program that loads the plugin, from
 //! its own `libslurmfull.so`.
 
 use crate::handle::{Context, Item, Level, Slurm};
@@ -43,8 +43,8 @@ unsafe extern "C" {
     fn spank_getenv(spank: Spank, name: Text, buffer: *mut c_char, length: c_int) -> c_int;
     fn spank_setenv(spank: Spank, name: Text, value: Text, overwrite: c_int) -> c_int;
     fn spank_unsetenv(spank: Spank, name: Text) -> c_int;
-    /// Crashes Slurm outside init and init_post_opt of the local and allocator contexts
-    /// (docs/facts/slurm.md#calls-that-crash-slurm).
+    /// This and the next crash Slurm outside init and init_post_opt of the local and allocator
+    /// contexts (docs/facts/slurm.md#calls-that-crash-slurm).
     fn spank_job_control_setenv(spank: Spank, name: Text, value: Text, overwrite: c_int) -> c_int;
     fn spank_job_control_unsetenv(spank: Spank, name: Text) -> c_int;
     fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;

@@ -21,8 +21,8 @@ const CLOSED: Duration = Duration::from_millis(1);
 /// Time for a killed child to be reaped. If SIGKILL does not end it, slurmd inherits it.
 const REAP: Duration = Duration::from_secs(1);
 
-/// In a session of its own, without our descriptors, and with fresh signals: slurmstepd blocks TERM
-/// and others, and slurmd kills the process group of a prolog that has ended
+/// Runs it in a session of its own, without our descriptors, with fresh signals: slurmstepd blocks
+/// TERM and others, and slurmd kills the process group of a prolog that has ended
 /// (docs/facts/slurm.md#processes-that-a-callback-starts). Past its limit the group is killed.
 pub fn run(program: &Program) -> ProgramResult {
     let path = program.path.display();

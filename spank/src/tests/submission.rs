@@ -169,6 +169,7 @@ fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
         (srun, element, "srun --jobid=7_2 solver", true),
         (srun, element, "srun --jobid=7_3 solver", false),
         (srun, job, "srun --jobid=8 solver", false),
+        (srun, job, "srun --jobid 8 solver", false),
         (srun, "SLURM_JOB_NODELIST=n1", "srun solver", false),
         (srun, "MPSD_JOB=7", "srun solver", false),
         (other, job, "sbatch next.sh", false),

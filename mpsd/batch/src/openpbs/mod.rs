@@ -43,6 +43,7 @@ impl BatchSystem for OpenPbs {
         &FACTS
     }
 
+    /// 3 arguments are our hook's.
     fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
         arguments == 3
     }
@@ -161,7 +162,7 @@ fn file_of_cgroups(
     (path, text)
 }
 
-/// Of its line `CUDA_VISIBLE_DEVICES=<UUID,…>`. The hook escapes commas.
+/// The value of its line `CUDA_VISIBLE_DEVICES=<UUID,…>`. The hook escapes commas.
 fn devices_of_cgroups(text: &str) -> Option<String> {
     let mut lines = text.lines().map(str::trim);
     let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
@@ -265,8 +266,8 @@ impl Described {
     }
 
     /// Whether the job has this whole host alone: its request or the server says so, and the mom
-    /// has no other job, since `qrun -H` and `sharing=ignore_excl` disregard the request. `Err`: the
-    /// mom has one, or cannot tell.
+    /// has no other job, since `qrun -H` and `sharing=ignore_excl` disregard the request. `Err`:
+    /// the mom has one, or cannot tell.
     fn whole_node(
         &self,
         here: &str,
@@ -339,7 +340,8 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     Some(sum).filter(|sum| *sum > 0)
 }
 
-/// Of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which `qrun -H` places.
+/// The chunks of `(nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2)`, or of `nodea:ncpus=1`, which
+/// `qrun -H` places. A chunk may span vnodes.
 fn chunks(vnodes: &str) -> Vec<&str> {
     let mut depth = 0_u32;
     let is_between = |c: char| {

@@ -57,7 +57,7 @@ impl<'h> PbsNode<'h> {
         Self { host, pbs, names }
     }
 
-    /// By the `place` of a job or reservation, or by the `sharing` of a vnode.
+    /// Whether one job or reservation has the whole node, by its `place` or a vnode's `sharing`.
     pub fn is_exclusive(&self) -> bool {
         let is_so = |node: Paragraph| node.has("job-exclusive") || node.has("resv-exclusive");
         self.find().is_ok_and(is_so)
@@ -82,7 +82,7 @@ impl<'h> PbsNode<'h> {
         Err(last)
     }
 
-    /// `qstat -f` shows it. Only an operator may (docs/facts/pbs.md#results-of-a-prologue).
+    /// Sets what `qstat -f` shows. Only an operator may (docs/facts/pbs.md#results-of-a-prologue).
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
@@ -234,7 +234,8 @@ fn vnodes(text: &str, host: &str) -> Option<Paragraph> {
     let names = text.lines().filter(|line| !line.starts_with([' ', '\t']));
     let all = names.filter_map(|line| parse(text, line.trim_end()));
     let mut shared = all.reduce(|shared, vnode| {
-        let words = shared.state.split(',').filter(|word| vnode.has(word));
+        let words = shared.state.split(',').map(str::trim);
+        let words = words.filter(|word| vnode.has(word));
         Paragraph {
             state: words.collect::<Vec<_>>().join(","),
             note: shared.note.or(vnode.note),

@@ -88,13 +88,13 @@ impl Host for Server {
         _: Duration,
     ) -> Result<Answer, String> {
         let torque = self.is_torque();
-        // As Torque's, whatever it says.
         let code = Some(0);
         if let [name] = arguments {
             let text = self.show(name);
             return Ok(Answer { code, text });
         }
         if !self.operator {
+            let code = Some(i32::from(!torque));
             let text = "pbsnodes: Unauthorized Request\n".to_owned();
             return Ok(Answer { code, text });
         }

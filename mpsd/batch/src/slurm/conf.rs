@@ -65,7 +65,7 @@ impl Conf {
     }
 
     /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says
-    /// so. The keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
+    /// so; `None`: never. The keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
     pub fn timeout(&self, program: Program) -> Option<(&'static str, Duration)> {
         let own = match program {
             Program::Prologue => "PrologTimeout",

@@ -38,7 +38,8 @@ impl Controller for SlurmNode {
         self.update(&["state=drain", &format!("reason={reason}")])
     }
 
-    /// With `undrain`, a node that is down for another reason stays down.
+    /// With `undrain`, a node that is down for another reason stays down. Slurm removes the reason
+    /// with the drain.
     fn put_back(&self, _: Option<&str>) -> Result<String, String> {
         self.update(&["state=undrain"])
     }
@@ -66,8 +67,8 @@ impl Controller for SlurmNode {
         written
     }
 
-    /// Holds as the user would, so that the user may release it. The job's comment counts the failed
-    /// starts. If squeue does not show it whole, all of Slurm's restarts count.
+    /// Holds as the user would, so that the user may release it. The job's comment counts the
+    /// failed starts. If squeue does not show it whole, all of Slurm's restarts count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
@@ -136,7 +137,8 @@ impl Controller for SlurmNode {
         self.write_comment(&own, users)
     }
 
-    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures); in a name it ends only that job.
+    /// `BatchFlag=1` marks a script (docs/facts/slurm.md#failures). Untrusted: a user who writes it
+    /// into a job's name can end only that job.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -165,7 +167,8 @@ struct Queued {
 
 impl SlurmNode {
     /// The name that means this job alone. The last element of an array has the array's id, which
-    /// in an order means every element (docs/facts/slurm.md#failures).
+    /// in an order means every element (docs/facts/slurm.md#failures). The answer has no text of
+    /// the user.
     fn own_name(&self, job: &JobId) -> Result<String, String> {
         let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
         let names = self.call("squeue", &words).and_then(|names| {
@@ -266,7 +269,8 @@ fn with_ours(comment: &str, ours: &str) -> Option<String> {
     let between = if users.is_empty() { "" } else { "; " };
     let mut ours = ours.to_owned();
     if let (0, failed @ 1..) = (failed_starts(&ours), failed_starts(before))
-        && let Some((node, line)) = ours.trim_start_matches(OURS).split_once(": ")
+        && let Some(named) = ours.strip_prefix(OURS)
+        && let Some((node, line)) = named.split_once(": ")
     {
         ours = format!("{OURS}{node}: {FAILED}{failed}: {line}");
     }

@@ -165,7 +165,8 @@ fn list(granted: &Granted<'_>, gres: &[Line], node: &str, host: &dyn Host) -> Re
     })
 }
 
-/// For each kind that slurm.conf grants, the files of its lines, up to its count.
+/// For each kind that slurm.conf grants, the files of its lines, up to its count. Any line
+/// fits a kind without a type.
 fn merged(
     granted: &[(Option<&str>, usize)],
     lines: &[&Line],

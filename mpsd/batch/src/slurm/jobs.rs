@@ -39,7 +39,7 @@ fn has(steps: &BTreeSet<String>, job: &JobId) -> bool {
     steps.contains(job) || steps.iter().any(is_its)
 }
 
-/// The steps with a slurmstepd here, `4711.extern`. `None`: not known, or this host has several nodes.
+/// The steps with a slurmstepd here, `4711.extern`. `None`: not known, or several nodes are here.
 fn steps_here() -> Option<BTreeSet<String>> {
     let table = ProcessTable::scan()?;
     (slurmd::of_nodes(&table) <= 1).then_some(())?;
@@ -57,7 +57,7 @@ fn steps_here() -> Option<BTreeSet<String>> {
     Some(stepds.filter_map(|entry| step(entry.stat.id.pid)).collect())
 }
 
-/// By a slurmstepd's title, `slurmstepd: [4711.extern]`; not a het job's component, `[4711+1.0]`.
+/// The step in a slurmstepd's title, `slurmstepd: [4711.extern]`; not a het job's, `[4711+1.0]`.
 fn step_of(title: &[u8]) -> Option<String> {
     let title = std::str::from_utf8(title).ok()?;
     let (_, named) = title.split_once(": [")?;

@@ -121,7 +121,7 @@ impl BatchSystem for Slurm {
     }
 
     /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing: the
-    /// prolog succeeds, and we put the batch job back. One of srun or salloc reads the record.
+    /// prolog succeeds, and we put a batch job back. Tasks of srun or salloc read the record.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             requeue: !submission.step,
@@ -214,6 +214,10 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         Ok(none) => return none,
         Err(why) => return GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
     };
+    let of_all_types = || {
+        let told = GpuName::parse_list(&listed())?;
+        all_of(&allocation(input, node)?, &told)
+    };
     let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
     match (mig, several) {
         // Untrusted: the variable is then the user's own, and could name another job's device.
@@ -224,9 +228,7 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         (true, false) => GpuSource::Listed(names),
         (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         // A prolog is told devices of one type only; whole GPUs and MIG devices are two types.
-        (_, true) => match GpuName::parse_list(&listed())
-            .and_then(|told| all_of(&allocation(input, node)?, &told))
-        {
+        (_, true) => match of_all_types() {
             Ok(all) if !mig => GpuSource::Numbered(numbers(&all, "", gres)),
             Ok(all) if all.len() == names.len() => GpuSource::Listed(names),
             Ok(all) => {
@@ -243,7 +245,8 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
     }
 }
 
-/// With the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
+/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under
+/// AutoDetect=nvml.
 fn numbers(names: &[GpuName], visible: &str, gres: Result<Gres, String>) -> Numbers {
     let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
     let uuids = visible.split(',').map(uuid).chain(std::iter::repeat(None));
@@ -314,11 +317,13 @@ fn tasks(input: &Input<'_>) -> Option<(u32, u32)> {
 /// What slurmctld says the job has on `node`: `gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`. Untrusted: the
 /// answer holds text of the user, which could forge such a list. So it may name the node once.
 fn allocation(input: &Input<'_>, node: &str) -> Result<String, String> {
-    let id = (input.env)("SLURM_JOB_ID").unwrap_or_default();
+    let id = (input.env)("SLURM_JOB_ID").filter(|id| !id.is_empty());
+    let id = id.ok_or("Slurm did not set SLURM_JOB_ID")?;
     let slurm = Installation::find(&input.location, node);
     let ask = |program: &str, words: &[&str]| slurm.ask(program, words, DEADLINE);
     let show = |id: &str| ask("scontrol", &["--details", "--oneliner", "show", "job", id]);
-    // The id of an array, or of a het job, is that of all its parts. squeue names each part.
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part,
+    // without text of the user.
     of_node(&show(&id)?, node).or_else(|why| {
         let words = ["--noheader", "--jobs", &id, "--format", "%A %i"];
         let names = ask("squeue", &words)?;
@@ -356,8 +361,8 @@ fn parts_of<'a>(gres: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, 
     parts.filter(move |(part, _)| part.split(':').next() == Some(name))
 }
 
-/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all of each GPU's,
-/// as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
+/// The job's shards of each GPU that it shares: `shard:2(IDX:0)`, from 23.11 with all of each
+/// GPU's, as in `shard:6(4/4,2/4)` (docs/facts/slurm.md#gpus-of-a-job).
 fn shards_of(gres: &str) -> Option<Vec<(u32, Option<u32>)>> {
     let mut shards = Vec::new();
     for (part, list) in parts_of(gres, "shard") {

@@ -10,9 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Those of a node, of which Debian's has a name of its own, of a controller and of a login host.
+/// The daemons of a node (Debian's has a name of its own), of a controller and of a login host.
 const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
-/// The cgroup of a controller that systemd started, which has a user of its own.
+/// The cgroup of a controller that systemd started. It has a user of its own, and no other process
+/// gets into this cgroup.
 const CONTROLLER: &str = "/system.slice/slurmctld.service";
 const LARGEST: usize = 64 << 20;
 
@@ -36,8 +37,8 @@ pub fn of_nodes(table: &ProcessTable) -> usize {
 }
 
 impl Slurmd {
-    /// The one that started this program, else the one with `conf` that was started for `node`, else
-    /// the only one; a node's slurmd before other daemons.
+    /// The one that started this program, else the one with `conf` that was started for `node`,
+    /// else the only one; a node's slurmd before other daemons.
     pub fn find(node: &str, conf: Option<&Path>) -> Option<Self> {
         if let Some(ours) = ancestor() {
             return Some(ours);

@@ -30,7 +30,8 @@ const SHARED_MODES: [&str; 2] = ["shared", "default"];
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 
-/// The configuration of Torque's mom here, if the mom may run its starter as root.
+/// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if
+/// it cannot be read.
 pub fn may_run_as_root(location: &Location, host: &dyn Host) -> Option<PathBuf> {
     starter::may_run_as_root(&installation(location, host), host)
 }
@@ -59,6 +60,7 @@ impl BatchSystem for Torque {
         &FACTS
     }
 
+    /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 an epilogue before Torque 5.
     fn calls(&self, arguments: usize, _: Lookup<'_>) -> bool {
         matches!(arguments, 7..=11)
     }
@@ -142,8 +144,8 @@ impl BatchSystem for Torque {
         Some(gpus.iter().map(number).collect::<Vec<_>>().join(","))
     }
 
-    /// Finds a sister that its own prologue drained for this job, and exited 0: Torque takes a sister
-    /// with a failed prologue down, and pbs_sched then deletes the job
+    /// Finds a sister that its own prologue drained for this job, and exited 0: Torque takes a
+    /// sister with a failed prologue down, and pbs_sched then deletes the job
     /// (docs/facts/pbs.md#results-of-a-prologue).
     fn elsewhere(
         &self,
@@ -185,8 +187,8 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// Torque never delivers what a refusing prologue writes (docs/facts/pbs.md#results-of-a-prologue).
-    /// Our starter tells the user, if it is in force.
+    /// Torque never delivers what a refusing prologue writes
+    /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user, if it is in force.
     fn tells_refusals(
         &self,
         submission: &Submission,
@@ -340,7 +342,8 @@ pub fn installation(location: &Location, host: &dyn Host) -> Installation {
 
 /// `$prologalarm` if the mom's configuration does not set it.
 pub const ALARM_S: u64 = 300;
-/// How much earlier the mom kills if the alarm is longer than this (recorded: 15 kills at 5 s).
+/// How much earlier the mom kills if the alarm is longer than this (recorded: 15 kills at 5 s, the
+/// default of 300 at 290).
 pub const EARLY_S: u64 = 10;
 
 pub fn time_limit(pbs: &Installation, host: &dyn Host) -> Duration {

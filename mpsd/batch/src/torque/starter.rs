@@ -1,5 +1,6 @@
 //! A Torque mom's `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI
-//! launcher): they read no profile (docs/facts/pbs.md#environment-into-the-job).
+//! launcher): they read no profile. The mom reads its configuration at its start and on SIGHUP
+//! (docs/facts/pbs.md#environment-into-the-job).
 
 use crate::batch_system::Unattached;
 use crate::host::{Host, began};
@@ -149,7 +150,7 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     })
 }
 
-/// The command for the mom to read its configuration; `None`: `starter` is in force, or no mom runs.
+/// The command by which the mom reads its file; `None`: `starter` is in force, or no mom runs.
 pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
@@ -162,7 +163,8 @@ pub fn reread_command(pbs: &Installation) -> Option<String> {
     running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
 }
 
-/// The mom's process, and when it began. Its lock file ends in a NUL byte (recorded).
+/// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte
+/// (recorded).
 fn running(pbs: &Installation) -> Option<(i32, i64)> {
     let lock = fs::read_to_string(pbs.mom_priv().join("mom.lock")).ok()?;
     let end = |c: char| c == '\0' || c.is_whitespace();
@@ -171,7 +173,9 @@ fn running(pbs: &Installation) -> Option<(i32, i64)> {
     Some((pid, began(stat.id.start_time)?))
 }
 
-/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP.
+/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP;
+/// `None`: the log does not tell. The time of the configuration is no proof: an administrator may
+/// have changed other lines.
 fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
     let entries = fs::read_dir(pbs.home.join("mom_logs")).ok()?.flatten();
     let is_since = |entry: &fs::DirEntry| {

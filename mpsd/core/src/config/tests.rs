@@ -48,12 +48,14 @@ fn the_shipped_file_changes_nothing_and_documents_every_key() {
 
 #[test]
 fn the_shipped_examples_are_what_they_say() {
-    let of = |node| {
-        let settings = settings_of(node, &uncommented());
-        (settings.compute_mode, settings.replicas)
-    };
-    assert_eq!(of("gpu042"), (ComputeModeRule::Keep, Some(7)));
-    assert_eq!(of("other"), (ComputeModeRule::Exclusive, Some(4)));
+    let gpu = settings_of("gpu042", &uncommented());
+    assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
+    let found = (gpu.replicas, gpu.ceilings.memory);
+    assert_eq!(found, (Some(7), "70G".parse().ok()));
+    let other = settings_of("other", &uncommented());
+    let rules = (other.compute_mode, other.replicas);
+    assert_eq!(rules, (ComputeModeRule::Exclusive, Some(4)));
+    assert_eq!(other.slurm.auto_constraint.as_deref(), Some("mps"));
 }
 
 const SECTIONS: &str = r#"
@@ -137,6 +139,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         defaults.threads = nan -> 1:20: defaults.threads: not a plain decimal number
         defaults.mem = 4 -> 1:16: defaults.mem: a size needs a unit; allowed: 4G
         ceilings.threads = "30:70" -> 1:20: ceilings.threads: not a plain decimal number
+        replicas = 61 -> 1:12: replicas: 61 is out of range; allowed: 1 to 60
         deadline_s = 2.5 -> 1:14: deadline_s: invalid type: floating point '2.5', expected a whole number
         run_dir = "run" -> 1:11: run_dir: not an absolute path without '..'
         run_dir = "/run/../etc" -> 1:11: run_dir: not an absolute path without '..'

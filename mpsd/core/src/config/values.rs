@@ -55,7 +55,7 @@ impl ConfigError {
     }
 }
 
-/// Without the names that only a programmer knows, and with the word that was meant.
+/// Serde's message without names that only a programmer knows, and with the word that was meant.
 fn in_words(message: &str) -> String {
     let mut why = message.trim_end().replace('\n', "; ").replace('`', "'");
     for (name, words) in TYPE_NAMES {

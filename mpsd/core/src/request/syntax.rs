@@ -204,7 +204,8 @@ impl Flags {
         Ok(parser)
     }
 
-    /// As tokens that `mps-prologue` refuses too; `?` stands for what could split or hide a token.
+    /// Wrong flags as tokens that `mps-prologue` refuses too; `?` stands for what could split or
+    /// hide a token.
     pub fn raw(&self) -> String {
         let harmless = |c: char| match c {
             ',' => ':',
@@ -239,7 +240,8 @@ impl Request {
         Ok(request.unwrap_or_default())
     }
 
-    /// Of unknown encoding; `None`: no token is ours. Refuses what can only be meant for us.
+    /// Reads an account such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding; `None`: no
+    /// token is ours. Refuses what can only be meant for us.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
         Self::from_account_of(account, &[])
     }
@@ -356,7 +358,7 @@ fn key_of_flag(name: &str) -> Result<Key, Refusal> {
     Err(refuse(name, &why, Syntax::Flags.all_tokens()))
 }
 
-/// `MPS`, or `MPS_` and letters. Everything else belongs to the site.
+/// `MPS`, or `MPS_` and letters, in any case. Everything else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
     let letters =

@@ -77,12 +77,14 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilteredProgram {
-    /// Of the job's user. The vendor's make other calls with each release: denies what none needs.
+    /// Programs of the job's user. The vendor's make other calls with each release, so this denies
+    /// what none needs.
     User,
     /// Of root, with its process number.
     Worker(u32),
 }
 
+/// What the filter denies fails with EPERM.
 pub(super) fn program(filtered: FilteredProgram) -> Vec<sock_filter> {
     let mut denied = [&OTHERS[..], &SURROUNDINGS, &KERNEL].concat();
     let mut all = vec![

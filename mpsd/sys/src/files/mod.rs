@@ -32,7 +32,7 @@ const LIST: OFlag = OFlag::O_DIRECTORY
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
 const HOLD: OFlag = LIST.union(OFlag::O_PATH);
-/// For a file in a place that a user can change.
+/// Opens a file in a place that a user can change: through no link, and without waiting for a FIFO.
 const FILE: OFlag = OFlag::O_NOFOLLOW
     .union(OFlag::O_NONBLOCK)
     .union(OFlag::O_CLOEXEC);
@@ -97,7 +97,8 @@ impl Dir {
         }
     }
 
-    /// Opens or makes (flag) a directory with this owner and mode. Refuses one of another owner.
+    /// Opens or makes a directory with this owner and mode. Refuses one of another owner. The flag
+    /// tells whether it is new.
     pub fn create_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -129,7 +130,7 @@ impl Dir {
             let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
         }
-        // Changing the mode takes the directory's own lock.
+        // Changing the mode takes the directory's lock. A change of owner may have removed bits.
         if dir.status()?.st_mode & 0o7777 != mode {
             let set = fchmod(&listing, Mode::from_bits_truncate(mode));
             set.map_err(FileError::io("set the mode of", &path))?;
@@ -142,10 +143,11 @@ impl Dir {
         fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
-    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL.
+    /// Lets only root and user `uid` pass through this directory, by a POSIX ACL. Fails on a file
+    /// system without ACLs.
     pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
         const NO_ID: u32 = u32::MAX;
-        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id in their order.
+        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, by tag.
         let entries: [(u16, u16, u32); 5] = [
             (0x01, 0o7, NO_ID), // the owner
             (0x02, 0o1, uid),
@@ -189,7 +191,8 @@ impl Dir {
         Ok(names)
     }
 
-    /// A small regular file, read without waiting; `None`: there is none.
+    /// A small regular file, read without waiting; `None`: there is none. Refuses every other kind,
+    /// and more than `max` bytes.
     pub fn read_limited(
         &self,
         name: impl AsRef<OsStr>,
@@ -220,7 +223,8 @@ impl Dir {
 
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
         let (name, path) = self.entry(&name)?;
-        let flags = FILE | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(&self.fd, name, flags, Mode::from_bits_truncate(mode));
         file.map_err(FileError::io("create", path))
     }

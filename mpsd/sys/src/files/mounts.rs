@@ -1,4 +1,5 @@
-//! A bounded file system for what a user may fill, and the end of file systems that users mount.
+//! A bounded file system for what a user may fill, and the end of file systems that users mount. A
+//! removal does not free the space of a file that a user keeps open.
 
 use super::{Dir, FileError};
 use crate::deadline::Deadline;
@@ -77,7 +78,7 @@ impl Dir {
         }
     }
 
-    /// By a tmpfs of this owner and mode.
+    /// Covers this directory with a tmpfs of this owner and mode.
     pub fn cover(&self, room: TmpfsSize, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
@@ -133,7 +134,8 @@ pub(super) fn name_of(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system.
+/// The mount that a descriptor lies on (proc_pid_fdinfo(5)), also in a dead file system. Device
+/// numbers show no bind mount.
 pub(super) fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -159,7 +161,7 @@ impl Mount {
     }
 }
 
-/// In the kernel's order: a mount follows the one below which it lies. ENOENT: no `/proc`.
+/// All, in the kernel's order: a mount follows the one below which it lies. ENOENT: no `/proc`.
 pub(crate) fn all() -> Result<Vec<Mount>, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let own = open("/proc/self", flags, Mode::empty())?;
@@ -204,7 +206,7 @@ fn unescape(text: &[u8]) -> PathBuf {
 const ROOM: u64 = 1 << 20;
 const FILES: u64 = 64;
 
-/// In words, for a start.
+/// What the file system of `path` lacks for a start, in words.
 pub fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;

@@ -27,8 +27,8 @@ pub struct Bounds {
 }
 
 impl Dir {
-    /// Removes the entry `name` with all below it, and detaches mounts. Stops at the first thing that
-    /// it cannot remove, or at a bound. Returns the number of entries removed.
+    /// Removes the entry `name` with all below it, and detaches mounts. Stops at the first thing
+    /// that it cannot remove, or at a bound. Returns the number of entries removed.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, _) = self.entry(&name)?;
         let mut removal = Removal {
@@ -37,7 +37,7 @@ impl Dir {
             bounds,
         };
         let mount = mount_of(&self.as_fd())?;
-        // Before the removal: if a process of its owner keeps its lock, this waits without a lock.
+        // Taken before the removal: if a process of its owner keeps its lock, this wait holds none.
         let top = still_there(removal.enter(self, name, mount))?;
         loop {
             if let Some(top) = &top {
@@ -58,7 +58,8 @@ struct Removal {
 }
 
 impl Removal {
-    /// Without a stat(2), which could hang in a user's file system. False: a directory, not empty.
+    /// Removes one entry without a stat(2), which could hang in a user's file system. False: a
+    /// directory that is not empty.
     fn entry(&mut self, parent: &Dir, name: &OsStr) -> Result<bool, FileError> {
         loop {
             self.check(parent)?;
@@ -87,8 +88,8 @@ impl Removal {
         }
     }
 
-    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its owner:
-    /// if we are root, no process can add anything from now on. `mount` is the tree's.
+    /// Opens a directory to be emptied, detaches what is mounted on it, and takes it from its
+    /// owner: if we are root, no process can add anything from now on. `mount` is the tree's.
     fn enter(&mut self, parent: &Dir, name: &OsStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = parent.path().join(name);
@@ -290,7 +291,7 @@ mod tests {
         assert!(!place.path().join("job").exists());
     }
 
-    /// On a file, on directories at any depth, on a mount, on the tree.
+    /// Mounts on a file, on directories at any depth, on a mount, on the tree.
     #[test]
     fn a_mount_is_detached_and_not_entered() {
         use nix::mount::{MsFlags, mount};

@@ -58,11 +58,11 @@ impl ProcessWatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     pub state: char,
-    /// Of the kernel, innermost first (`[<0>] fuse_simple_request+0x…`); may be hidden.
+    /// Its kernel stack, innermost first (`[<0>] fuse_simple_request+0x…`); may be hidden.
     pub stack: String,
 }
 
-/// Held by a descriptor of its `/proc` directory, and a pidfd. Reads fail once it is reaped.
+/// A process held by a descriptor of its `/proc` directory and a pidfd. Reads fail once it is gone.
 #[derive(Debug)]
 pub struct Process {
     id: ProcessId,
@@ -76,7 +76,7 @@ impl Process {
         if pid <= 0 {
             return None;
         }
-        // The pidfd comes first: if it is not gone afterwards, the directory is of the same process.
+        // The pidfd comes first: if it is not gone afterwards, the directory is its process's.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
@@ -127,8 +127,8 @@ impl Process {
         })
     }
 
-    /// One variable of its first environment within `cap` bytes: a hint, never proof. It hangs while
-    /// a thread hangs with the lock of the memory map. A user can cause that: see
+    /// One variable of its first environment within `cap` bytes: a hint, never proof. It hangs
+    /// while a thread hangs with the lock of the memory map. A user can cause that: see
     /// [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Option<OsString> {
         let block = self.read(&(self.thread_prefix() + "environ"), cap)?;
@@ -138,7 +138,7 @@ impl Process {
         Some(OsString::from_vec(value.to_vec()))
     }
 
-    /// What it can change, too. It can hang as [`Process::environment_variable`] can.
+    /// Its first bytes, which it can change. It can hang as [`Process::environment_variable`] can.
     pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
         self.read(&(self.thread_prefix() + "cmdline"), cap)
     }
@@ -182,7 +182,7 @@ impl Process {
         Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Those that have not ended. Reading a stack can hang behind an exec(2) (`lock_trace`).
+    /// Its threads that have not ended. Reading a stack can hang behind an exec(2) (`lock_trace`).
     pub fn threads(&self) -> Option<Vec<Thread>> {
         let read = |(thread, state): (i32, State)| {
             let stack = self.read(&format!("task/{thread}/stack"), STACK);
@@ -203,9 +203,11 @@ impl Process {
     }
 
     fn living_thread(&self) -> Option<(i32, State)> {
-        let mut living = self.living_threads()?;
-        living.sort_by_key(|(_, state)| *state == State::Uninterruptible);
-        living.pop()
+        let living = self.living_threads()?;
+        let waiting = living
+            .iter()
+            .find(|(_, state)| *state == State::Uninterruptible);
+        waiting.or(living.last()).copied()
     }
 
     pub(super) fn living_threads(&self) -> Option<Vec<(i32, State)>> {

@@ -23,7 +23,7 @@ pub struct ProcessId {
     pub start_time: u64,
 }
 
-/// The letter of `/proc/PID/stat`.
+/// State of a process, the letter of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {

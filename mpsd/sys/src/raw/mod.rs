@@ -149,6 +149,7 @@ pub fn reset_signals_of(command: &mut std::process::Command) {
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
+/// An inherited ignored SIGCHLD, for one, would lose every child's exit code.
 pub(super) fn default_action(signal: Signal) {
     // SAFETY: the action runs no code of ours.
     let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
@@ -214,7 +215,7 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
 }
 
-/// Copies `source` to the lowest free number from `lowest` on, closed at exec. The caller closes it.
+/// Copies `source` to the lowest free number from `lowest` on, closed at exec and by the caller.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
     fcntl(borrow(source), FcntlArg::F_DUPFD_CLOEXEC(lowest))
 }
@@ -325,7 +326,7 @@ impl Pointers {
     }
 }
 
-/// Of a thread (0: the calling one). `priority` is 0 unless the policy is real-time.
+/// Sets the policy of a thread (0: this one). `priority` is 0 unless the policy is real-time.
 pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
     let parameters = libc::sched_param {
         sched_priority: priority,

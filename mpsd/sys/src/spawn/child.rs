@@ -93,6 +93,7 @@ impl Child {
         self.try_wait()
     }
 
+    /// Waits for its end, one of `others` or the deadline; the caller finds out which.
     pub(crate) fn wait_with<'a>(
         &'a self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
@@ -132,7 +133,7 @@ impl Child {
         })
     }
 
-    /// Reads the outputs of this child, which leads a session, until it ends; then ends the session.
+    /// Reads the outputs of this child, which leads a session, until it ends; then ends the rest.
     pub(crate) fn listen(
         &mut self,
         outputs: &mut [&mut Output],

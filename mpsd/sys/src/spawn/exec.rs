@@ -15,10 +15,11 @@ use std::io::IoSlice;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
-/// A program to start, with umask 0077, in `/`, default signals, no other descriptors, no protection
-/// from the OOM killer; by default with the caller's identity and session, and on `/dev/null`.
+/// A program to start, with umask 0077, in `/`, default signals, no other descriptors, no
+/// protection from the OOM killer; by default on `/dev/null`, of the caller's identity and session.
 #[derive(Debug, Default)]
 pub struct Spawn {
+    /// Absolute: there is no search path.
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
@@ -34,11 +35,12 @@ pub struct Spawn {
     /// Raises the soft limit of open files to this, or to the hard limit if that is lower.
     pub nofile: Option<u64>,
     pub confinement: Option<Confinement>,
-    /// If this program may not hide it, [`super::Child::unhidden`] says why.
+    /// If this program may not hide these files, [`super::Child::unhidden`] says why.
     pub hidden: Option<Hidden>,
 }
 
-/// Files that it, and all that it starts, cannot open, in a mount namespace with later mounts.
+/// Files that a program, and all that it starts, cannot open, in a mount namespace of its own. Its
+/// caller's later mounts appear there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Those that are gone meanwhile do not matter.
@@ -51,6 +53,7 @@ pub struct Hidden {
 pub struct Identity {
     pub uid: u32,
     pub gid: u32,
+    /// Supplementary groups, all of them and no others.
     pub groups: Vec<u32>,
 }
 
@@ -102,10 +105,11 @@ pub(super) fn run(plan: &mut Plan<'_>, fds: &mut ChildDescriptors) -> ! {
     give_up(report, ("it cannot be executed", errno))
 }
 
-/// The first bytes of its words: exec comes next; the number of the error for which its files are
-/// not hidden; the number and the words of a failure.
+/// The child writes this before exec.
 const REACHED: u8 = b'!';
+/// The child writes this before the number of the error for which its files are not hidden.
 const UNHIDDEN: u8 = b'h';
+/// The child writes this before the number and the words of a failure.
 const FAILED: u8 = b'-';
 const DESCRIPTORS: &str = "its descriptors cannot be set up";
 
@@ -170,7 +174,8 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
     entered.map_err(at("it cannot be confined (seccomp)"))
 }
 
-/// In a user's own namespace these mounts are locked (mount_namespaces(7)).
+/// The kernel keeps a user from uncovering them: in a namespace of theirs these mounts are locked
+/// (mount_namespaces(7)).
 fn hide(behind: &CStr, files: &[CString]) -> Result<(), Errno> {
     let none = None::<&CStr>;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -220,10 +225,14 @@ fn reset_out_of_memory_score() -> Result<(), Errno> {
 
 fn raise_open_files(nofile: u64) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, nofile.min(hard).max(soft), hard)
+    let goal = nofile.min(hard);
+    match goal > soft {
+        true => setrlimit(Resource::RLIMIT_NOFILE, goal, hard),
+        false => Ok(()),
+    }
 }
 
-/// Without the C library, which would change other threads too. EAGAIN: too many processes.
+/// Without the C library, which would change other threads too. EAGAIN: too many of the user's.
 fn become_user(identity: &Identity, groups: &[Gid]) -> Result<(), FailedStep> {
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let at = |step| move |errno| (step, of_rustix(errno));
