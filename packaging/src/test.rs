@@ -409,7 +409,7 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
     // More tests than processors: a job mostly waits, and on the double's clock it does little
     // else.
     let at_once = match stage.name {
-        "mom" | "suite" => Some(2),
+        "mom" | "suite" | "packages" => Some(2),
         "contract" => Some(4),
         _ => None,
     };
