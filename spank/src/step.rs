@@ -38,7 +38,7 @@ pub fn kind(slurm: &dyn Slurm) -> Option<StepKind> {
     }
 }
 
-/// No task prolog of the user runs before the batch script.
+/// The batch script itself: no task prolog of the user runs before it.
 pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }
@@ -48,7 +48,7 @@ pub fn script(slurm: &dyn Slurm, node: &dyn Node) -> Option<String> {
     node.text_of(Path::new(&path))
 }
 
-/// slurmd says so in the script's environment, which its steps inherit.
+/// The batch script or a step of it, by a variable that slurmd sets for the script.
 pub fn is_of_script(slurm: &dyn Slurm) -> bool {
     slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH")
 }
@@ -68,14 +68,14 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut PluginState) {
     if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
         let paths = settings.paths.job(&job);
         let of_job = node.record(&paths.record());
-        // A step may need MPS although `auto` gave its job none: the job's tasks were not yet
-        // known.
         if let Ok(Some(record)) = &of_job
             && record.by_site.is_some()
             && (is_component(slurm) || !state.asks())
         {
             leave_out(slurm, node, &mut state.step, settings, kind, record);
         }
+        // `leave_out` may have replaced it. A step may need MPS although `auto` gave its job none:
+        // the job's tasks were not yet known.
         let of_job = node.record(&paths.record());
         let unneeded = matches!(&of_job, Ok(Some(record)) if record.state == RecordState::Unneeded);
         if let StepKind::Step(number) = kind {

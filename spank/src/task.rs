@@ -258,7 +258,7 @@ impl NewTask<'_> {
     fn without_mps(&self) -> Vec<Change> {
         let changes = self.strip(Some(self.job));
         // Only the component whose flags srun used runs mpsd's task prolog. An allocation that
-        // asked hands it to its steps on all components.
+        // asked hands that prolog to its steps on all components.
         let has_prolog = self.flags_are_own || unplugged::is_handed_on(self.slurm);
         match self.state.request_on() {
             Some(_) if has_prolog => self.marked(changes),
@@ -311,7 +311,7 @@ impl NewTask<'_> {
         Ok(self.strip(None))
     }
 
-    /// What a job other than `job` left.
+    /// Removes what other jobs left; with `None` what this one set, too.
     fn strip(&self, job: Option<&JobId>) -> Vec<Change> {
         environment::strip_inherited(job.map(JobId::as_str), &|name| self.lookup(name))
     }
@@ -322,7 +322,7 @@ impl NewTask<'_> {
     }
 
     /// A step without GPUs (`--gres=none`) in a job whose GPUs Slurm named gets no MPS of theirs.
-    /// Slurm sets neither variable for it, and removes those of the script around it (22.05).
+    /// Slurm sets neither of the two variables below for it, and removes the script's (22.05).
     fn has_no_gpu(&self, record: &Record) -> bool {
         let is_empty = |name: &str| self.lookup(name).is_none_or(|value| value.is_empty());
         // The step has GPUs that Slurm does not name: `--gpu-bind=none`, or

@@ -85,7 +85,7 @@ fn has_control(world: &SharedWorld, mps: &JobId) -> bool {
 fn reconcile(world: &SharedWorld) {
     let mut node = Sim::well(world);
     for job in jobs() {
-        let found = job::end_unshared(&mut node, &job.mps_id());
+        let found = job::end_unused(&mut node, &job.mps_id());
         assert!(found.is_clean(), "{found:?}");
     }
 }

@@ -18,12 +18,14 @@ pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// A client's own share; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A GPU that the client does not see drops every limit (docs/facts/mps-control.md#memory-limits).
+/// A GPU in it that the client does not see voids every limit
+/// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Those of a client without the variable, and of a GPU (docs/facts/mps-control.md#clients).
+/// Of a client without the variable (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
+/// Of a GPU, of all its clients.
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
@@ -185,7 +187,7 @@ pub struct Task {
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, by which `visible` counts; `None`: it has the node's own indexes.
+    /// The GPUs that it may open, which numbers in `visible` count; `None`: those are the node's.
     pub counted: Option<Vec<GpuUuid>>,
     pub inherited_job: Option<String>,
     /// Its list without MPS, for [`DEVICES`]; `None`: it needs no such variable.

@@ -103,7 +103,7 @@ impl Caller<'_> {
             Err(Failure::Undetermined(unread)) => Ok(Attachment::Unread(unread)),
             Err(failure) => Err(failure),
             Ok(None) => match broken {
-                // A broken one may hide a record, but every job has a main shell: it must go on.
+                // A broken mpsd.toml may hide a record, but no job's main shell may fail by it.
                 Some(fault) if !self.main => Err(fault.into()),
                 _ => Ok(Attachment::WithoutMps(stripped())),
             },
@@ -160,7 +160,7 @@ impl Caller<'_> {
 
     /// What its user should know although the job runs. Of a job that did not ask, why OpenPBS' hook
     /// is to leave it out.
-    pub(crate) fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings_of_job(&self) -> Vec<String> {
         let Ok(Some(record)) = self.record(&self.settings().0) else {
             return Vec::new();
         };
@@ -186,9 +186,9 @@ impl Caller<'_> {
         by_site::of_script(&self.late_script(record)?)
     }
 
-    /// Advice for a process without a rank or for a launcher's first rank. In a Slurm step the
+    /// For a process without a rank or for a launcher's first rank. In a Slurm step the
     /// plugin says that a list by local rank is too short.
-    pub(crate) fn advice(&self) -> Vec<String> {
+    pub(crate) fn warnings_of_rank(&self) -> Vec<String> {
         let rank = environment::rank(self.env).map(|(rank, _)| rank);
         let asked = self.job_with_mps().ok().flatten();
         let Some((record, _)) = asked.filter(|(record, _)| record.by_site.is_none()) else {

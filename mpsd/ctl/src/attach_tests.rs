@@ -309,8 +309,8 @@ fn a_program_of_a_job_that_did_not_ask_is_attached_if_it_cannot_notice() {
                 config: &config,
                 ..*caller
             };
-            assert_eq!(caller.warnings(), Vec::<String>::new());
-            assert_eq!(caller.advice(), Vec::<String>::new());
+            assert_eq!(caller.warnings_of_job(), Vec::<String>::new());
+            assert_eq!(caller.warnings_of_rank(), Vec::<String>::new());
             caller.find().unwrap()
         })
     };

@@ -55,7 +55,10 @@ impl Exec {
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         if let Attachment::Attached(_) = &found {
-            caller.advice().iter().for_each(|line| complain(NAME, line));
+            caller
+                .warnings_of_rank()
+                .iter()
+                .for_each(|line| complain(NAME, line));
         }
         let program = &self.command[0];
         let mut command = Command::new(program);

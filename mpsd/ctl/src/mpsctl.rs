@@ -367,7 +367,7 @@ fn env(config: &Path, verb: &Env) -> u8 {
     let hook = verb.shell == Shell::Json;
     match verb.run(&caller) {
         Ok(text) => {
-            let warnings = caller.warnings();
+            let warnings = caller.warnings_of_job();
             if verb.main && hook && !warnings.is_empty() {
                 complain(NAME, &warnings.join("; "));
             }

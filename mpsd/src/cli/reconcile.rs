@@ -395,7 +395,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             let work = || {
-                let found = job::end_unshared(&mut this_node(self.settings), &id);
+                let found = job::end_unused(&mut this_node(self.settings), &id);
                 let left = found.undetermined.iter().map(ToString::to_string);
                 let faults = found.faults.iter().map(ToString::to_string);
                 (found.notes, left.chain(faults).collect())

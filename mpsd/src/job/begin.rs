@@ -72,7 +72,7 @@ fn start<N: Node>(
     {
         return begin_without_mps(node, job, when, None, &why);
     }
-    // This comes first, because most of these jobs need nothing.
+    // Before any lock, and before NVML: most of these jobs need nothing.
     if job.asked.request.mode == Mode::Auto
         && let Finding::Unneeded(why) = auto::find(&scheduled.devices()?, &job.settings)
     {
@@ -87,7 +87,7 @@ fn start<N: Node>(
             return begin_without_mps(node, job, when, early, &refusal.to_string());
         }
         made => made.map_err(|failure| FailedStart {
-            job_ended: early.is_some() && is_over(node, &job.submission.job),
+            job_ended: early.is_some() && clear_if_over(node, &job.submission.job),
             ..failure.into()
         })?,
     };
@@ -167,8 +167,8 @@ fn begin_without_mps<N: Node>(
     Ok(())
 }
 
-/// Whether `job` ended during its start. No other end will remove its directory then.
-fn is_over(node: &mut impl Node, job: &JobId) -> bool {
+/// Whether `job` ended during its start. If so, removes its directory: no other end will.
+fn clear_if_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {
         node.log(Severity::Warning, &format!("job {job}: {why}"));

@@ -22,7 +22,7 @@ pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<
     node.write_account(gpu, Some(&Account::enter(existing, job, now)))
 }
 
-/// No server can begin on a GPU in exclusive mode that a process of others holds.
+/// In exclusive mode no server can begin on a GPU that another process holds.
 fn expect_free(node: &mut impl Node, gpu: &GpuUuid) -> Result<(), Failure> {
     let mut looks = 1;
     let holder = loop {
@@ -73,7 +73,7 @@ pub(super) fn set_mode(
     node.set_compute_mode(gpu, mode)
 }
 
-/// The last user restores the mode found. Returns a line for the log.
+/// The last job on the GPU restores the mode found. Returns a line for the log.
 pub(super) fn leave(
     node: &mut impl Node,
     job: &JobId,
@@ -137,7 +137,7 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
     Ok(found)
 }
 
-/// Restores the mode found when no user is left. Returns lines for the log.
+/// Restores the mode found when no job is left. Returns lines for the log.
 pub fn remove_stale(node: &mut impl Node, stale: &StaleClaims) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for job in &stale.users {

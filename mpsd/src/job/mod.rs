@@ -32,7 +32,7 @@ pub use end::{Ending, JobEnd, end, end_if, jobs_of};
 pub use findings::{FailedStart, Findings};
 pub use journal::Journal;
 pub use prepared::{Job, Scheduled, User};
-pub use undo::end_unshared;
+pub use undo::end_unused;
 
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};

@@ -60,7 +60,7 @@ impl Start {
     ) -> Result<(), FailedStart> {
         work(self, node).map_err(|mut failed| {
             let mut findings = undo::undo_effects(node, &self.journal);
-            // Now, because the mark goes with the directory.
+            // Now, because the mark of a cancelled start goes with the directory.
             failed.job_ended = node.is_cancelled(self.journal.job());
             undo::remove_or_mark(node, &self.journal, &mut findings);
             failed.findings.merge(findings);

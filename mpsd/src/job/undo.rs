@@ -90,15 +90,16 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
     findings
 }
 
-pub fn end_unshared(node: &mut impl Node, id: &JobId) -> Findings {
+pub fn end_unused(node: &mut impl Node, id: &JobId) -> Findings {
     let (mut findings, time) = (Findings::default(), node.settings().teardown);
     let done = leave_shared(node, id, None, time, &mut findings);
     findings.take(done);
     findings
 }
 
-/// Takes the job of `sharer` out of the list of the shared MPS `id`, with all jobs that do not
-/// share it, and ends its clients. Without a job left the MPS ends, with `time` for its ladder.
+/// Takes the job of `sharer`, and jobs that no longer share it, off the list of the shared MPS
+/// `id`, and ends the clients of `sharer`. Without a job left the MPS ends, with `time` for its
+/// ladder.
 fn leave_shared(
     node: &mut impl Node,
     id: &JobId,
@@ -227,11 +228,11 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     // A process whose role is not known may be a control daemon.
     let may_be_control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
     let control = left.iter().any(may_be_control);
-    let kept = !left.is_empty() && node.are_locked(journal);
+    let locked = !left.is_empty() && node.are_locked(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
-        // A daemon that is asked to end removes its sockets, and would wait for a kept lock beyond
-        // SIGKILL.
-        if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
+        // A daemon that is asked to end removes its sockets: where a user keeps the directory's
+        // lock, it would hang beyond SIGKILL.
+        if left.is_empty() || (locked && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
             continue;
         }
         if rung != Rung::Polite {

@@ -54,7 +54,7 @@ impl Daemons for RealNode {
         let name = journal.job().directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.in_force.cgroup, &name);
         if made.is_ok() {
-            // Other jobs may hold our lock of it for longer than a second look waits.
+            // It was reached: a later probe may only meet another job's lock on it.
             let _ = self.cgroups_kept.set(false);
         }
         // Without a cgroup, processes are identified by pid, start time and file.
@@ -107,7 +107,7 @@ impl Daemons for RealNode {
         }
         spawn.inherit.push((theirs.into(), REPORT_FD));
         let directory = Dir::open(self.job_files(job).directory());
-        // Without this file only the job's report lacks what its `mpsd` saw.
+        // Without these files the job's report lacks what its `mpsd` saw, no more.
         let observations = directory.and_then(|dir| {
             dir.create_file(KILLED, 0o600)?;
             dir.create_file(TOLD, 0o600)?;

@@ -27,12 +27,12 @@ const CEILINGS: [(&str, &str); 3] = [
     ("memory.max", "17179869184"),
     ("cpu.max", "400000 100000"),
 ];
-/// Only root may list these: who lists one can keep its lock, and root would wait for it.
+/// Only root may list these: who opens a directory can hold its lock, and root would hang.
 const CLOSED: u32 = 0o700;
 const MOST: usize = 1 << 20;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Prefix of a cgroup that ends with its maker, whose pid follows. A job's id begins with a digit.
+/// Prefix of a cgroup of no job, before its maker's pid. A job's id begins with a digit.
 const PASSING: &str = "of-";
 const MOST_NAMES: usize = 10_000;
 
@@ -52,7 +52,7 @@ pub struct Cgroup {
 impl Cgroup {
     /// Makes or takes a job's cgroup. `None`: this node has no hierarchy that we may write.
     pub fn create(job: &str) -> Result<Option<Self>, FileError> {
-        let mut refused = None;
+        let mut failed = None;
         for mount in hierarchies()? {
             let (top, base) = match Dir::open(&mount.join("system.slice")) {
                 Ok(slice) => (slice, UNIT),
@@ -62,10 +62,10 @@ impl Cgroup {
                 Ok(cgroup) => return Ok(Some(cgroup)),
                 // Read-only or not ours, as in a container: try the next one.
                 Err(error) if error.errno().is_some_and(|errno| NOT_OURS.contains(&errno)) => {}
-                Err(error) => refused = refused.or(Some(error)),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        refused.map_or(Ok(None), Err)
+        failed.map_or(Ok(None), Err)
     }
 
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
@@ -148,7 +148,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// If the directory above is `ours`, it must hand the controllers on.
+    /// Sets [`CEILINGS`] where it can. A directory above that is `ours` hands the controllers on.
     fn bound(&self, ours: bool) {
         let above = self.path().parent().filter(|_| ours);
         let above = above.and_then(|above| Dir::open(above).ok());
@@ -247,8 +247,8 @@ impl Cgroup {
         base.ends_with(UNIT) || base.ends_with(PLAIN)
     }
 
-    /// Removes our own directory after the last job; the kernel keeps one in use. Any user can keep
-    /// the lock of the directory above it.
+    /// Removes our own directory after the last job; the kernel keeps one in use. It may hang: any
+    /// user can hold the lock of the directory above it.
     pub fn remove_base(base: &Path) {
         if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
             let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));

@@ -155,6 +155,7 @@ pub struct Cause<'a> {
     pub jobs: &'a str,
     pub fault: &'a Fault,
     pub gpus: Vec<String>,
+    /// How many GPUs the node has.
     pub of: Option<usize>,
 }
 
@@ -202,7 +203,7 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // Keep an administrator's note on a node in service; ours there is outdated.
+    // Keep an administrator's note on a node in service; a remark of ours there is outdated.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(PREFIX);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);

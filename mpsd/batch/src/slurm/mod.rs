@@ -1,10 +1,10 @@
-//! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs
-//! of `mpsctl slurm`.
+//! Slurm: what the environment of a prolog, epilog or task, `squeue`, `sinfo` and `scontrol` say of
+//! a job.
 //!
-//! A job stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
+//! A job's facts are in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
 //! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any
 //! PrologFlags, and both absent if the job has no GPU. A step has `SLURM_STEP_GPUS`; its
-//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
+//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices: only its UUIDs count.
 
 pub mod conf;
 pub mod control;

@@ -9,7 +9,7 @@ use crate::limits::{Amount, Percent, carried_as_text};
 use crate::text::{nearest, one_line, or_meant};
 use std::str::FromStr;
 
-/// Longest text that is searched for MPS tokens. Bytes.
+/// Longest text that may hold a request. Bytes.
 pub(super) const LONGEST: usize = 1024;
 const LONGEST_RAW: usize = 100;
 const SHOWN: usize = 60;

@@ -22,8 +22,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
-/// The mode of our files. A file that is right already is not written again: its time tells whether
-/// slurmd has begun since.
+/// The mode of our files. One that is right already is not written again: the file's time tells
+/// whether slurmd has begun since.
 const MODE: u32 = 0o644;
 const RESTART: &str = "restart slurmd on the nodes: it reads the plugin stack when it starts";
 
@@ -271,8 +271,8 @@ fn plugin(
     Ok((release, file))
 }
 
-/// The words of the `old` line stay unless an option says otherwise, or the plugin would not
-/// understand them.
+/// The words of the `old` line stay, but for those that an option replaces or that the plugin would
+/// not understand.
 fn line(old: &str, options: &EnableOptions, plugin: &Path, ctx: &SetupContext<'_>) -> String {
     let [optional, required] = WORDS;
     let was_required = old.split_whitespace().next() == Some(required);
@@ -350,8 +350,8 @@ fn renamed(text: &str, plugin: &Path) -> String {
     text.lines().map(line).collect()
 }
 
-/// Leaves the line of all hosts that share `home`. The plugin goes from this one, where under
-/// `required` every job would fail.
+/// Leaves the line in `home`, the file that other hosts may share. This host loses the plugin, and
+/// `required` would then fail each of its jobs.
 fn leave(home: &Path) -> Result<VerbReport> {
     let mut report = VerbReport::default();
     let text = fs::read_to_string(home)?;
