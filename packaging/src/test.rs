@@ -47,13 +47,13 @@ here   | mom         | build       | the installed files under simulated moms of
 here   | contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked --workspace --test contract
 here   | suite       | build       | whole programs on beds, the life of a job on the sim, the project's rules | test --locked --workspace --test suite
 here   | slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked --workspace --test slurm
-beside | aarch64     |             | builds what is shipped for aarch64 |
 beside | packages    | setup build | the packages, on systems that boot | test --locked --workspace --test packages
 beside | vm          | build       | cells on a machine of their own, with cgroup v2 alone |
 rest   | slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
 rest   | clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
 rest   | oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
 rest   | doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
+rest   | aarch64     |             | builds what is shipped for aarch64 |
 rest   | arm64-unit  |             | unit tests for aarch64, by an emulator |
 rest   | docs        | build       | the documentation's site, each link followed |
 rest   | deny        |             | licences, sources and versions of the dependencies |";
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(next("beside").name, "slurm-24.11");
         let left = std::iter::from_fn(|| queue.next("here"));
         let left: Vec<_> = left.map(|stage| stage.name).collect();
-        let expected = "mom contract suite doc arm64-unit docs deny";
+        let expected = "mom contract suite doc aarch64 arm64-unit docs deny";
         assert_eq!(left.join(" "), expected);
         assert!(queue.next("beside").is_none());
     }

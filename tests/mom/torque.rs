@@ -270,7 +270,7 @@ fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
 /// ending.
 #[test]
 fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
-    let mut c = torque(&["nodea", "nodeb"], "deadline_s = 3\n");
+    let mut c = torque(&["nodea", "nodeb"], "deadline_s = 6\n");
     let job = c.job("MPS=true").on(&[&[0], &[1]]);
     begins(&mut c, &job);
     let lock = format!("/run/mpsd/jobs/.{}.lock", job.id);
