@@ -85,7 +85,7 @@ pub fn carry_out(case: &Case, section: &mut Section, run: &Run) -> Result<()> {
             section.fact("left_out", "this machine has one GPU");
             Ok(())
         }
-        _ => look::unchanged(section, &run.place.run, |section| steps(case, section, run)),
+        _ => look::unchanged(section, run, |section| steps(case, section, run)),
     }
 }
 
