@@ -1,5 +1,5 @@
-//! `mps-epilogue`: undoes what a job's journal says was begun ([`mpsd::job::end`]), and says what is
-//! left. It ends at once if the job has no directory, so it can run after every job.
+//! `mps-epilogue`: undoes what a job's journal says was begun ([`mpsd::job::end`]), and says what
+//! is left. It ends at once if the job has no directory, so it can run after every job.
 #![forbid(unsafe_code)]
 
 use batch::{self, Budget, CallOptions, Input, Location, Program, Scheduler, Submission, ThisHost};

@@ -8,7 +8,7 @@ use mpsd_core::{Refusal, Request};
 /// Made by `slurm_spank_init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
 pub struct PluginState {
-    /// Or why the line in plugstack.conf is unusable: then a user who asks for MPS is told.
+    /// The line in plugstack.conf, or why it is unusable: then a user who asks for MPS is told.
     pub line: Result<Arguments, String>,
     flags: Flags,
     /// What the flags ask for together; `None`: there is no flag.

@@ -38,9 +38,6 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &PluginState) -> Ver
         state,
         kind,
         job: &job,
-        // srun passes the last component's flags to the steps of all (22.05, seen), so a
-        // component's record decides.
-        flags_are_own: !step::is_component(slurm),
     };
     match task.changes() {
         Ok(changes) => apply(slurm, &job, &changes),
@@ -137,10 +134,15 @@ struct NewTask<'a> {
     state: &'a PluginState,
     kind: StepKind,
     job: &'a JobId,
-    flags_are_own: bool,
 }
 
 impl NewTask<'_> {
+    /// srun passes the last component's flags to the steps of all (22.05, seen), so a component's
+    /// record decides.
+    fn flags_are_own(&self) -> bool {
+        !step::is_component(self.slurm)
+    }
+
     fn changes(&self) -> Result<Vec<Change>, TaskRefusal> {
         let state = self.state;
         let settings = match (&state.line, &state.step.settings) {
@@ -151,13 +153,13 @@ impl NewTask<'_> {
             }
             _ => return Ok(Vec::new()),
         };
-        let asks = self.flags_are_own && state.asks();
+        let asks = self.flags_are_own() && state.asks();
         // A task may fare worse than the others: no descriptor left, no memory.
         let record = self.record(settings).map_err(TaskRefusal::Task)?;
         match record {
-            Some(record) if self.flags_are_own && state.opts_out() => self.opt_out(&record),
+            Some(record) if self.flags_are_own() && state.opts_out() => self.opt_out(&record),
             Some(record) if record.state == RecordState::Unneeded => {
-                if self.flags_are_own && self.is_first_of(&record) {
+                if self.flags_are_own() && self.is_first_of(&record) {
                     self.say_unneeded(record.reason.as_deref().unwrap_or_default());
                 }
                 let mut changes = self.without_mps();
@@ -182,7 +184,7 @@ impl NewTask<'_> {
                 self.in_container(&record)
             }
             Some(record) => {
-                let request = state.request_on().filter(|_| self.flags_are_own);
+                let request = state.request_on().filter(|_| self.flags_are_own());
                 let changes = self.attach(&record, request)?;
                 let listens = self.node.expect_listener(&changes);
                 listens.map_err(match record.daemons.len() {
@@ -259,7 +261,7 @@ impl NewTask<'_> {
         let changes = self.strip(Some(self.job));
         // Only the component whose flags srun used runs mpsd's task prolog. An allocation that
         // asked hands that prolog to its steps on all components.
-        let has_prolog = self.flags_are_own || unplugged::is_handed_on(self.slurm);
+        let has_prolog = self.flags_are_own() || unplugged::is_handed_on(self.slurm);
         match self.state.request_on() {
             Some(_) if has_prolog => self.marked(changes),
             _ => changes,

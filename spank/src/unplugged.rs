@@ -1,4 +1,5 @@
-//! Nodes that do not load this plugin, or one of another release.
+//! Nodes that do not load this plugin, because of another plugstack.conf or a plugin of another
+//! release.
 //!
 //! Nothing of mpsd runs there, so the submitting side requests a task prolog (`srun
 //! --task-prolog`), which every slurmstepd runs. `mps-task-prolog` lets a task start that
@@ -61,8 +62,9 @@ pub fn release(slurm: &mut dyn Slurm) {
     }
 }
 
-/// The environment without us: its steps ask for the task prolog themselves. Before a task other
-/// than a script, `mps-task-prolog` still needs the user's own.
+/// A task without MPS gets the environment that it would have without us: its steps ask for the
+/// task prolog themselves. Before a task other than a script, `mps-task-prolog` still needs the
+/// user's own.
 pub fn handed_back(slurm: &dyn Slurm, is_script: bool) -> Vec<Change> {
     if !is_handed_on(slurm) {
         return Vec::new();

@@ -33,7 +33,7 @@ pub fn by_srun(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// The contract suite against NVIDIA's control daemon, with the same tests as against the double:
-/// the result of each belief.
+/// the result of each test.
 pub fn contract(scene: &mut Scene<'_>) -> Result<()> {
     let place = &scene.run.place;
     let mut command = Command::new(place.staged("contract")?);

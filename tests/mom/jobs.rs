@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product, USER, Verdict};
 use tests::mom::wire::{Ended, Run};
+pub use tests::run::says;
 
 pub fn never_ready(builder: Builder) -> Builder {
     builder.fast().fault(|faults| faults.start = "never".into())
@@ -98,12 +99,6 @@ pub fn task_is_refused(c: &mut Cluster, job: &Job, at: usize) -> String {
     assert_eq!(task(c, job, at, ""), Ok(Ended::Code(1)));
     assert!(c.records(at).is_empty(), "the program ran");
     c.output(job, at).1
-}
-
-pub fn says(text: &str, words: &[&str]) {
-    for word in words {
-        assert!(text.contains(word), "no '{word}': {text}");
-    }
 }
 
 pub fn says_once(text: &str, words: &[&str]) {

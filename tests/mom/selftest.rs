@@ -7,6 +7,7 @@ use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, USER};
 use tests::mom::torque::hang_up;
 use tests::mom::wire::{Ended, Run, Stream, variables};
+use tests::run::skip;
 
 const SAID: &str = "/tmp/said";
 
@@ -120,8 +121,7 @@ fn a_node_without_our_prologue_fails() {
 fn a_node_without_libcuda_is_told_as_that() {
     let mut c = torque(&["nodea"], "");
     if c.nodes[0].sh("ldconfig -p").contains("libcuda.so") {
-        println!("skipped: this machine has libcuda");
-        return;
+        return skip("mom, a node without libcuda", "this machine has it");
     }
     let pid = start(&mut c, &[]);
     c.nodes[0].sh("cp /srv/build/mps-probe /usr/bin/mps-probe");

@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use tests::child::Running;
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::send;
+use tests::run::skip;
 use tests::slurm::Options;
 
 use crate::jobs::{LIMIT, ONE_GPU, check_during, holds};
@@ -70,7 +71,7 @@ impl Holder {
         let hung = match Hung::over_reads(&at, cell.user.uid) {
             Ok(hung) => hung,
             Err(why) => {
-                println!("not tried here, this machine has no FUSE: {why}");
+                skip("slurm, a held lock", &format!("no FUSE: {why}"));
                 return Ok(None);
             }
         };

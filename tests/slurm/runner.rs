@@ -58,7 +58,7 @@ impl Group {
         }
     }
 
-    /// The same with `required` in plugstack.conf.
+    /// With `required` in plugstack.conf, for a group of the usual options: it replaces them.
     pub const fn required(self) -> Group {
         Group {
             options: || Options {

@@ -24,7 +24,7 @@ use crate::double::{Builder, NodeDouble, copy_program};
 use crate::fuse::Hung;
 use crate::run::{
     PROGRAMS, Ran, USER, as_user, built, chmod, epilogue_args, finish, openpbs_args, prologue_args,
-    prologue_on_gpu_0, strict_epilogue_args, uid_of,
+    prologue_on_gpu_0, skip, strict_epilogue_args, uid_of,
 };
 
 const MOMENT: Duration = Duration::from_secs(4);
@@ -365,7 +365,8 @@ impl NodeBed {
         worker.expect("a process")
     }
 
-    /// It is not drained, too. Ended processes have a moment to vanish.
+    /// The node is as before the first job, and not drained. Ended processes have a moment to
+    /// vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
         let different = self.difference();
@@ -389,7 +390,7 @@ impl NodeBed {
         assert!(drains.is_empty(), "drained after {after}: {drains:?}");
     }
 
-    /// Delivered or not.
+    /// Returns the reasons of the drains, delivered or not, and forgets them.
     pub fn take_drains(&self) -> Vec<String> {
         let forget = |(path, text): (PathBuf, String)| {
             let _ = fs::remove_file(path);
@@ -511,7 +512,7 @@ impl NodeBed {
         fs::create_dir_all(&at).expect("directory");
         match mount(&at, uid_of(USER)) {
             Ok(hung) => return Some((at, hung)),
-            Err(why) => println!("not tried here, this machine has no FUSE: {why}"),
+            Err(why) => skip(name, &format!("no FUSE: {why}")),
         }
         None
     }
@@ -606,6 +607,9 @@ pub fn resident_kb(pid: u32) -> i64 {
 }
 
 /// Whether the kernel tells how another process's child ended (Linux 6.15).
+/// Why a test is skipped where [`kernel_tells_of_ends`] says no.
+pub const OWN_CHILDREN: &str = "this kernel tells of its own children only";
+
 pub fn kernel_tells_of_ends() -> bool {
     let kernel = nix::sys::utsname::uname().expect("uname");
     let release = kernel.release().to_string_lossy();

@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::borrow::BorrowMut;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -117,6 +118,22 @@ pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
         took: ran.wall,
     }
 }
+#[track_caller]
+pub fn says(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no '{word}' in {text}");
+    }
+}
+
+/// Names to the runner a test, or a part of one, that this machine cannot run. It bypasses the
+/// test program's capture, which hides the output of a test that passes.
+pub fn skip(what: &str, why: &str) {
+    let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
+    std::io::stdout()
+        .write_all(line.as_bytes())
+        .expect("output");
+}
+
 #[track_caller]
 pub fn chmod(path: &Path, mode: u32) {
     let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));

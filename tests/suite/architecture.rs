@@ -46,7 +46,7 @@ const DEPENDENCIES: [(&str, &str); 10] = [
     ),
     (
         "mpsd/sys",
-        "derive_more landlock mpsd-core nix rustix serde serde_json thiserror",
+        "derive_more landlock mpsd-core nix rustix serde thiserror",
     ),
     (
         "mpsd/batch",

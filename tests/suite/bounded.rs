@@ -8,13 +8,13 @@ use std::time::Duration;
 use tests::double::look;
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::{NodeBed, Running, eventually, fast};
-use tests::run::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish};
+use tests::run::{OTHER_USER, Ran, USER, as_user, epilogue_args, finish, skip};
 use tests::scarcity::{Full, Older, Shared, Small, alone};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
-/// Keeps the files that `line` opened until it is dropped.
+/// A process of the user's that keeps the files that `line` opened, until it is dropped.
 fn keeper(line: &str, path: &Path) -> Running {
     let mut command = as_user(USER, "/bin/sh");
     let line = format!("{line}; exec sleep 60");
@@ -148,7 +148,12 @@ fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoe
         fs::create_dir_all(&at).expect("directory");
         let (hung, device) = match Hung::over_own_reads(&at, tests::run::uid_of(USER)) {
             Ok(both) => both,
-            Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
+            Err(why) => {
+                return skip(
+                    "suite, a file system of its own",
+                    &format!("no FUSE: {why}"),
+                );
+            }
         };
         let mut command = as_user(USER, bed.node.control());
         command.env_clear().env("MPS_DOUBLE_LISTS", &pipe);

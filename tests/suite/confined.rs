@@ -9,7 +9,7 @@ use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
 
-/// The kernel makes the same checks for this as for a debugger.
+/// Whether the user may open its memory: the kernel checks that as it checks a debugger.
 fn can_debug(pid: u32) -> bool {
     let mut command = as_user(USER, "/usr/bin/head");
     let ran = finish(command.args(["-c1", &format!("/proc/{pid}/mem")]));

@@ -89,7 +89,7 @@ fn running(scenario: &Scenario) -> (World, usize, usize) {
     (world, points, calls)
 }
 
-/// At once, and after what it had started went on.
+/// Worlds after a kill at each point: at once, and after what was started went on.
 fn killed_prologues(scenario: &Scenario) -> Worlds {
     let (_, points, _) = running(scenario);
     let mut worlds = Worlds::default();

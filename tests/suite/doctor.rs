@@ -13,7 +13,7 @@ use predicates::prelude::PredicateBooleanExt as _;
 use predicates::str::contains;
 use tests::double::mig;
 use tests::node_bed::{NodeBed, Running, eventually, fast};
-use tests::run::{Ran, USER, built, chmod, finish, prologue_on_gpu_0, script};
+use tests::run::{Ran, USER, built, chmod, finish, prologue_on_gpu_0, script, skip};
 use tests::scarcity::{Small, alone};
 
 fn bed() -> NodeBed {
@@ -240,7 +240,7 @@ fn the_cgroup_of_a_doctor_that_was_killed_is_removed_by_reconcile() {
 #[test]
 fn a_missing_configuration_is_no_good_one() {
     if Path::new(DEFAULT_PATH).exists() {
-        return println!("not tried here: this machine has a configuration");
+        return skip("suite, a missing configuration", "this machine has one");
     }
     let ran = Command::new(built("mpsctl")).arg("doctor").assert().code(2);
     let ran = ran.stdout(contains("FAIL  configuration: cannot open '/etc/mpsd"));

@@ -61,7 +61,7 @@ const TAKES: &str = "\
 
 const ALL: &str = "opens /dev/nvidia0\nopens /dev/nvidia1\nopens /dev/nvidia2\nopens /dev/nvidia3\nopens /dev/second-name\n";
 
-/// All that holds it back here are its ids and where it is.
+/// A program in the place of the job's process `pid`: only its ids and its mounts hold it back.
 fn taken_over(pid: u32) -> Command {
     let mut command = Command::new("/usr/bin/nsenter");
     command.arg(format!("--mount=/proc/{pid}/ns/mnt"));

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::node_bed::{NodeBed, Running, eventually, fast, kill};
-use tests::run::{THREE, prologue_args};
+use tests::run::{THREE, prologue_args, skip};
 
 /// Long enough for every start, short enough for a test.
 const SHORT: &str = "deadline_s = 3\n";
@@ -35,7 +35,7 @@ fn worker(parent: u32) -> Option<u32> {
     children.find(|pid| look::process(*pid).is_some_and(|child| child.exe == own))
 }
 
-/// In strides until `enough` or its end. It is stopped while `enough` looks.
+/// Lets the worker run in strides until `enough` or its end, and stops it while `enough` looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs have priority on a CPU, and so must the process that steps them.
     mpsd_sys::priority::raise();
@@ -61,7 +61,8 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// When its journal has `at` begun effects. Returns how many it has afterwards.
+/// Kills the prologue once its journal has `at` begun effects, and returns how many it has
+/// afterwards.
 fn kill_prologue(bed: &NodeBed, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = bed.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(bed, job).map_or(0, |b| b.0) >= at)?;
@@ -242,7 +243,7 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         let config = format!("{SHORT}compute_mode = \"keep\"\nleftover_clients = \"{rule}\"\n");
         let bed = NodeBed::new(fast(1), &config);
         let Some(cgroups) = &bed.cgroups else {
-            return println!("not tried here, this machine has no cgroups");
+            return skip("suite, clients that stay", "no cgroups");
         };
         bed.begin("33.srv", ACCOUNT, "0");
         // Outside MPS, so nothing else ends them.

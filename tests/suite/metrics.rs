@@ -13,7 +13,7 @@ use tests::double::frozen::Frozen;
 use tests::double::node::Counts;
 use tests::fuse::Hung;
 use tests::node_bed::{NodeBed, eventually, fast, kill};
-use tests::run::{Ran, USER};
+use tests::run::{Ran, USER, skip};
 use tests::scarcity::{Small, alone};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -204,7 +204,12 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
     });
     let frozen = match frozen {
         Ok(frozen) => frozen,
-        Err(why) => return println!("not tried here, no version-1 freezer: {why}"),
+        Err(why) => {
+            return skip(
+                "suite, a hung NVML",
+                &format!("no version-1 freezer: {why}"),
+            );
+        }
     };
     let first = bed.nvml_worker().expect("it outlived SIGKILL");
     let ran = metrics(&bed, &[]).exits(2);

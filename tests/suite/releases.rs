@@ -82,10 +82,9 @@ fn no_abbreviation_of_slurms_own_options_but_mp_becomes_ambiguous() {
             let all = slurms.iter();
             all.filter(|option| option.starts_with(start)).count()
         };
-        let starts =
-            |flag: &'_ String| (1..=flag.len()).map(|end| flag[..end].to_owned()).collect();
-        let starts: BTreeSet<String> = ours.iter().flat_map::<Vec<_>, _>(starts).collect();
-        let starts = starts.iter().map(String::as_str);
+        let starts = ours
+            .iter()
+            .flat_map(|flag| (1..=flag.len()).map(|end| &flag[..end]));
         let is_broken = |start: &&str| fits(start) == 1 || slurms.contains(start);
         let broken: BTreeSet<&str> = starts.filter(is_broken).collect();
         assert_eq!(broken, BTreeSet::from(["mp"]), "{release}");

@@ -10,8 +10,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::double::node::Node;
 use tests::fuse::{FILE, Hung};
-use tests::node_bed::{NodeBed, Running, eventually, fast, kernel_tells_of_ends, kill};
-use tests::run::{OTHER_USER, Ran, USER, as_user, chmod, finish, uid_of};
+use tests::node_bed::{
+    NodeBed, OWN_CHILDREN, Running, eventually, fast, kernel_tells_of_ends, kill,
+};
+use tests::run::{OTHER_USER, Ran, USER, as_user, chmod, finish, skip, uid_of};
 use tests::scarcity::{Small, alone};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -247,7 +249,7 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
 #[test]
 fn a_client_that_a_signal_ended_stands_in_the_report() {
     if !kernel_tells_of_ends() {
-        return println!("not tried here: this kernel tells of its own children only");
+        return skip("suite, a client that a signal ended", OWN_CHILDREN);
     }
     let bed = with_job("", "405.srv", "MPS=true");
     let victim = bed.attached("405.srv", &["--hold", "30"], &[]);

@@ -55,9 +55,9 @@ pub trait BatchSystem: Sync {
     /// Whether it makes a call with this many positional arguments and this environment.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
     /// Identifies the job and its request, at no cost for a job without MPS. Undetermined: a vector
-    /// that it never writes, so we are wired up wrongly. Refusal: an id or name that it never writes.
+    /// that it never writes (we are wired up wrongly). Refusal: an id or name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
-    /// The job's GPUs and tasks on this node, for jobs that asked for MPS: it may ask the scheduler.
+    /// The job's GPUs and tasks here, for jobs that asked for MPS: it may ask the scheduler.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
     /// `CUDA_VISIBLE_DEVICES` that it gives the tasks of this job on this node itself, by the
     /// environment of one. `None`: none, or it does not tell.
@@ -99,8 +99,8 @@ pub trait BatchSystem: Sync {
         false
     }
 
-    /// How long the called program may run before the scheduler kills it or drains the node; `None`:
-    /// no limit. `step`: it is for a step's own daemon. Asks no controller.
+    /// How long the called program may run before the scheduler kills it or drains the node;
+    /// `None`: no limit. `step`: it is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, location: &Location) -> Option<Duration>;
 
     fn at(&self, location: &Location) -> Box<dyn Located>;

@@ -3,6 +3,7 @@
 use super::host::Host;
 use mpsd_core::Request;
 use mpsd_core::config::Settings;
+pub use mpsd_core::environment::Lookup;
 use mpsd_core::failure::{Failure, Refusal, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
@@ -144,9 +145,6 @@ impl Location {
         }
     }
 }
-
-/// A variable of the environment that the scheduler gave us.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {

@@ -18,14 +18,14 @@ pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// A client's own share; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A GPU in it that the client does not see voids every limit
+/// A client's own memory limit. A GPU in it that the client does not see voids every limit
 /// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The number of a client's connections to its GPU. The user's own variable: never set or removed.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Of a client without the variable (docs/facts/mps-control.md#clients).
+/// A client's connections without the variable (docs/facts/mps-control.md#clients).
 pub const USUAL_CONNECTIONS: u32 = 2;
-/// Of a GPU, of all its clients.
+/// A GPU's connections, for all its clients together.
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
 const MOST_CONNECTIONS: u32 = 32;
@@ -187,7 +187,8 @@ pub struct Task {
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, which numbers in `visible` count; `None`: those are the node's.
+    /// The GPUs that it may open, in CUDA's order: a number in `visible` is a place among them.
+    /// `None`: it is the node's own index.
     pub counted: Option<Vec<GpuUuid>>,
     pub inherited_job: Option<String>,
     /// Its list without MPS, for [`DEVICES`]; `None`: it needs no such variable.
@@ -230,7 +231,8 @@ impl Change {
     }
 }
 
-/// What attaches a task to the job's MPS. Refuses one whose GPU or share cannot be told.
+/// The variables that attach a task to the job's MPS. Refuses a task if its GPU or share is not
+/// known.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     if record.by_site.is_some() {
         let mut kept = record.clone();
@@ -412,7 +414,8 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // One process reaches one daemon only.
         _ if record.per_gpu && !requested.is_for_all() => Bind::Cyclic,
         Bind::None => return Ok(gpus),
-        // The only process on the node: a program with several GPUs, or a launcher's daemon.
+        // The only process on the node: a program with several GPUs, or a launcher's daemon that
+        // starts the ranks later.
         _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         Bind::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),

@@ -42,6 +42,11 @@ impl Scheduler {
 pub struct JobId(String);
 
 impl JobId {
+    /// As Slurm's ids are, `4711` or `4711.3`; an id of a PBS has a server's name in it.
+    pub fn is_number(&self) -> bool {
+        self.0.chars().all(|c| c.is_ascii_digit() || c == '.')
+    }
+
     /// Refuses an empty text, more than 255 bytes, `/`, `..` and control characters.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
         let has_control = raw.contains(char::is_control);

@@ -243,7 +243,8 @@ mod tests {
         for case in cases.trim().lines() {
             let (text, expected) = case.trim().split_once(" -> ").unwrap();
             let read = text.trim_matches('\'').parse::<T>();
-            let read = read.map_or_else(|invalid| invalid.why, |value| value.to_string());
+            let again = read.map(|value| value.to_string().parse::<T>().unwrap());
+            let read = again.map_or_else(|invalid| invalid.why, |value| value.to_string());
             assert_eq!(read, expected, "{case}");
         }
     }

@@ -131,7 +131,8 @@ pub struct Record {
     /// The scheduler named the job's GPUs. If it names none for a step, the step has none.
     pub named: bool,
     pub gpus: Vec<RecordGpu>,
-    /// All of the node, in the bus's order, if a task must count those it may open, as CUDA does.
+    /// All GPUs of the node in the order of the bus, for a task that counts only those that it may
+    /// open, as CUDA does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     pub daemons: Vec<Daemon>,

@@ -243,7 +243,7 @@ impl Caller<'_> {
         is_own && (self.var("PBS_JOBID").is_some() || self.var("SLURMD_NODENAME").is_some())
     }
 
-    /// The component with MPS of a heterogeneous job, whose numbers follow the first's.
+    /// This component's id, if the job is heterogeneous: ids of components follow the first's.
     fn component(&self) -> Option<String> {
         let number = |name| self.var(name)?.parse::<u32>().ok();
         let (first, size) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?);

@@ -239,7 +239,7 @@ impl<'a> Run<'a> {
         Ok((job, journal))
     }
 
-    /// A job of which only the id is known is gone only if each scheduler that may own it says so.
+    /// Without a journal, each scheduler that may have the job must say that it is gone.
     fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         if let Some(journal) = journal {
             let before_boot = boot_time().is_some_and(|boot| journal.began_at < boot);

@@ -1,4 +1,4 @@
-//! The begin of a job: [`begin`] is all that a prologue does, and [`Start`] what needs the journal.
+//! The begin of a job. [`begin`] is all that a prologue does; [`Start`] does what is journaled.
 
 use super::audit;
 use super::bounds;

@@ -23,7 +23,8 @@ const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 const ROOT: u32 = 0;
 
-/// Its user may be the cause with another process here, or by stopping the job's MPS.
+/// The failure of a start, with whether the job's user may be its cause: by another process here,
+/// or by stopping the job's MPS.
 pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,

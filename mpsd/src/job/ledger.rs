@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_that_cannot_be_read_counts_as_empty_and_is_replaced_only_if_it_is_garbled() {
+    fn a_garbled_or_newer_ledger_counts_as_empty_and_one_that_cannot_be_read_now_is_not_replaced() {
         let place = tempfile::tempdir().unwrap();
         let mut node = node(place.path(), Duration::from_secs(20));
         let file = place.path().join(NAME);
@@ -218,7 +218,7 @@ mod tests {
             let left = std::fs::read_dir(place.path()).unwrap().count();
             assert_eq!(left, 0, "{text}");
         }
-        // It may say what a job must not forget: only the read lacks something, here the length.
+        // Only the read lacks something, here the length: it may say what a job must not forget.
         let long = "{\"version\":1}".to_owned() + &" ".repeat(LONGEST);
         std::fs::write(&file, &long).unwrap();
         remember_gpus(&mut node, &Inventory::default());

@@ -93,7 +93,8 @@ pub trait Gpus {
     fn use_nvml(&mut self, library: &str);
     /// Loads NVML while other things are done. The first question reports a failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
-    /// If some of the GPUs are as `known`, they alone are asked for.
+    /// All GPUs. With `known`, NVML is asked about the GPUs named there alone, while these are as
+    /// before.
     fn inventory(&mut self, known: Option<(Inventory, Vec<GpuUuid>)>)
     -> Result<Inventory, Failure>;
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;

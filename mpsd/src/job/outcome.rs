@@ -115,7 +115,8 @@ pub fn of_failure(node: &mut impl Node, job: &Failing<'_>, failed: &FailedStart)
         delay_exit(node, submission, job.deadline);
     }
     let code = exit_code(submission, job.tells_tasks, failure);
-    // Nothing else tells the administrator.
+    // Nothing else tells the administrator that the job waits for this node, or that its
+    // configuration is unusable.
     let is_unseen = code == UNCOUNTED || is_misconfigured(failure);
     if is_unseen && !drained && job.settings.drain.enabled {
         let line = node.remark(&job.place, failure);

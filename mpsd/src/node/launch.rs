@@ -54,7 +54,8 @@ impl Daemons for RealNode {
         let name = journal.job().directory_name();
         let made = site_directory::make_cgroup(&self.settings.paths, &self.in_force.cgroup, &name);
         if made.is_ok() {
-            // It was reached: a later probe may only meet another job's lock on it.
+            // The directory was reached. A second look could wait too long for our own lock, which
+            // other jobs hold.
             let _ = self.cgroups_kept.set(false);
         }
         // Without a cgroup, processes are identified by pid, start time and file.

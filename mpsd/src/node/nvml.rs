@@ -216,8 +216,8 @@ impl Nvml {
         Ok(all)
     }
 
-    /// As [`Self::inventory`], if what is `known` still holds of `gpus` and there is no MIG; NVML
-    /// takes 7 ms for its first look at each GPU.
+    /// As [`Self::inventory`], but looks at `gpus` alone while what is `known` holds of them and
+    /// there is no MIG: NVML takes 7 ms for its first look at a GPU.
     pub fn inventory_again(
         &self,
         known: Inventory,

@@ -55,7 +55,8 @@ fn change_alone<T: Serialize + DeserializeOwned>(
             Some(Err(FileError::Bound { .. })) => return None,
             held => held.and_then(Result::ok),
         };
-        // A child that is killed here changes nothing when it gets the directory's lock.
+        // Takes the directory's lock and changes nothing, so a child that is killed while it waits
+        // does nothing later.
         let _ = Dir::open(directory).and_then(|directory| directory.remove_file(NOTHING));
         let done = work();
         if let (Some(run), Some(_)) = (run, held) {

@@ -1,5 +1,5 @@
-//! `MPS=auto`: whether MPS helps the job on this node, without NVML, for which a job without MPS
-//! need not wait.
+//! `MPS=auto`: whether MPS helps the job on this node. It needs no NVML, so that a job without MPS
+//! does not wait for it.
 
 use super::draft::Draft;
 use batch::{Devices, Exclusive, GpuSource};

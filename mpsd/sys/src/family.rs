@@ -29,8 +29,7 @@ pub struct Family {
     leash: Option<OwnedFd>,
 }
 
-/// Orphans below this process become its children.
-/// Fails before Linux 3.4.
+/// Orphans below this process become its children. Fails before Linux 3.4.
 pub fn adopt_orphans() -> Result<(), Errno> {
     nix::sys::prctl::set_child_subreaper(true)
 }

@@ -50,7 +50,7 @@ enum GuardError {
 }
 
 /// Runs `worker` in a child and returns its code; a panic counts as code 2. Passes SIGTERM, SIGINT
-/// and SIGHUP (unless ignored) on to it, and what it writes. It dies with this process.
+/// and SIGHUP (unless ignored) on to it, and what it writes. The worker dies with this process.
 fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
     let (out, their_out) = Relay::to(1)?;
     let (err, their_err) = Relay::to(2)?;

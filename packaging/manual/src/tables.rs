@@ -243,8 +243,9 @@ fn windows(row: &Value, of: &str, mode: &str) -> Vec<f64> {
 /// says little.
 fn compared(row: &Value, of: &str, mode: &str) -> Option<Ordering> {
     let (under, without) = (windows(row, of, mode), windows(row, of, "without"));
-    let compared = |a: &f64| without.iter().map(|b| a.total_cmp(b)).collect::<Vec<_>>();
-    let mut pairs = under.iter().flat_map(compared);
+    let mut pairs = under
+        .iter()
+        .flat_map(|a| without.iter().map(|b| a.total_cmp(b)));
     let first = pairs.next()?;
     pairs.all(|other| other == first).then_some(first)
 }

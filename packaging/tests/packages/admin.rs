@@ -9,21 +9,31 @@ use std::path::Path;
 
 use tests::slurm::Record;
 
-use crate::cluster::{self, CLIENT, KEYS, QUARTER, USER, listed};
+use crate::cluster::{self, CLIENT, KEYS, QUARTER, USER, VENDOR, listed};
 use crate::guide::{commands, script};
 use crate::machine::{Machine, bootable};
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    BEFORE, NAMES, has_all, monitoring, older, package, packages, put_program, repository, said,
-    skip, target, units,
+    BEFORE, NAMES, monitoring, older, package, packages, put_program, repository, said, says, skip,
+    target, units,
 };
 
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
 const ACTIVE: &str = "systemctl is-active mpsd.service mpsd-reconcile.timer";
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or belongs to the package manager.
-const OTHERS: &str = "/var/lib/dpkg /var/lib/apt /var/lib/systemd /var/lib/slurm /var/cache /var/log /root /tmp /var/opt/vendor";
+const OTHERS: [&str; 9] = [
+    "/var/lib/dpkg",
+    "/var/lib/apt",
+    "/var/lib/systemd",
+    "/var/lib/slurm",
+    "/var/cache",
+    "/var/log",
+    "/root",
+    "/tmp",
+    VENDOR,
+];
 
 /// Slurm 22.05.
 #[test]
@@ -99,7 +109,7 @@ fn install(cluster: &Machine, watch: &mut Stopwatch) {
     }
     enable(cluster, watch);
     for step in commands("fleets.md", "One configuration") {
-        has_all(&cluster.administrator(&step), &["deadline_s"]);
+        says(&cluster.administrator(&step), &["deadline_s"]);
     }
 }
 
@@ -110,7 +120,7 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     cluster.run(ACTIVE);
     assert!(!cluster.knows_the_flag(), "installing was enough");
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
-    has_all(&help, &["mpsd.8"]);
+    says(&help, &["mpsd.8"]);
     // KEYS are the only difference from a node with GPUs.
     let config = cluster.at(CONFIG);
     let text = fs::read_to_string(&config).unwrap();
@@ -145,7 +155,7 @@ fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
 fn selftest(cluster: &mut Machine, watch: &mut Stopwatch) {
     cluster.idle();
     let told = cluster.administrator("mpsctl slurm check");
-    has_all(&told, &["slurmd has loaded our plugin"]);
+    says(&told, &["slurmd has loaded our plugin"]);
     let probe = cluster.at("/usr/libexec/mpsd/mps-probe");
     let real = fs::read(&probe).unwrap();
     put_program(&probe, client());
@@ -196,7 +206,7 @@ fn jobs(cluster: &mut Machine) -> String {
     let words = ["--gres=gpu:1", "--mps", "--mps-threads=300", "true"];
     let refused = cluster.srun(&words).output().unwrap();
     assert!(!refused.status.success());
-    has_all(&said(&refused), &["--mps-threads", "300"]);
+    says(&said(&refused), &["--mps-threads", "300"]);
     records[0].job.clone().unwrap()
 }
 
@@ -235,7 +245,7 @@ fn a_shell_of_ssh_is_told(cluster: &Machine) {
         cluster.run(&line)
     };
     let told = shell("bash -l -i -c true", "77");
-    has_all(&told, &["job 77 has an MPS", "mpsctl env --job 77"]);
+    says(&told, &["job 77 has an MPS", "mpsctl env --job 77"]);
     for (words, job) in [
         ("bash -l -i -c true", "78"),
         ("bash -l -c true", "77"),
@@ -253,7 +263,7 @@ fn who_had_mps(cluster: &Machine, job: &str) {
     cluster.user(&forged);
     cluster.run("journalctl --sync");
     let sent = cluster.administrator("journalctl --no-pager MPSD_EVENT=begin");
-    has_all(&sent, &["forged"]);
+    says(&sent, &["forged"]);
     let told = [
         ["MPS ready for user 'worker' on GPU-", ": threads 25 %"],
         ["MPSD_EVENT=end", "MPSD_LIMITS=threads 25 %"],
@@ -265,7 +275,7 @@ fn who_had_mps(cluster: &Machine, job: &str) {
         let line = line.replace("MPSD_JOB=2 ", &format!("MPSD_JOB={job} "));
         let text = cluster.administrator(&line);
         assert!(!text.contains("forged"), "{line}: {text}");
-        has_all(&text, &words);
+        says(&text, &words);
     }
 }
 
@@ -276,7 +286,7 @@ fn report_a_problem(cluster: &Machine) {
     let said = |step: &String| cluster.administrator(&format!("{step} || true"));
     let text: String = steps.iter().map(said).collect();
     let words = ["OK    Slurm", "mpsd.service", "deadline_s", "mps-prologue["];
-    has_all(&text, &words);
+    says(&text, &words);
 }
 
 /// A job survives restarts and an upgrade; the newer epilogue ends it.
@@ -344,7 +354,7 @@ fn nothing_goes_while_a_job_runs(cluster: &mut Machine, note: &Path, removals: &
     let job = record.job.unwrap();
     for line in removals {
         let named = format!("needs our files: {job}");
-        has_all(&cluster.fails(line), &[&named]);
+        says(&cluster.fails(line), &[&named]);
     }
     assert!(cluster.knows_the_flag());
     cluster.run(ACTIVE);
@@ -385,7 +395,7 @@ fn walk(dir: &Path, path: &str, found: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         let path = format!("{path}/{}", entry.file_name().to_str().unwrap());
-        if OTHERS.split(' ').any(|other| other == path) {
+        if OTHERS.contains(&path.as_str()) {
             continue;
         }
         let meta = entry.metadata().unwrap();

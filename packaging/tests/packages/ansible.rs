@@ -16,8 +16,8 @@ use crate::machine::{Cgroup, HOST, Machine, bootable};
 use crate::root::Root;
 use crate::stopwatch::Laps;
 use crate::{
-    debian, emptied, guide, has_all, kept, older, open_to_all, package, put_program, repository,
-    said, skip, try_run,
+    debian, emptied, guide, kept, older, open_to_all, package, put_program, repository, said, says,
+    skip, try_run,
 };
 
 /// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
@@ -178,7 +178,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         assert!(cluster.knows_the_flag(), "{told}");
         assert_ne!(started(&cluster), before, "slurmd did not restart");
         let shown = cluster.run("mpsctl config show --node gpu001");
-        has_all(&shown, &["deadline_s = 25", "compute_mode = \"keep\""]);
+        says(&shown, &["deadline_s = 25", "compute_mode = \"keep\""]);
         cluster.idle();
         for record in cluster.clients(&["--gres=gpu:1", "--mps"]) {
             assert!(record.under_mps && record.sms == Some(66), "{record:?}");
@@ -196,7 +196,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         let told = control.changes(&variables, 1);
         assert!(started(&cluster) == before, "{told}");
         cluster.has_versions(env!("CARGO_PKG_VERSION"));
-        let is_26 = || has_all(&cluster.run("mpsctl config show"), &["deadline_s = 26"]);
+        let is_26 = || says(&cluster.run("mpsctl config show"), &["deadline_s = 26"]);
         is_26();
         control.changes_nothing(&variables);
 
@@ -204,7 +204,7 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         variables["mpsd_config"]["deadline_s"] = "soon".into();
         let refused = control.play(&variables, &[]);
         assert!(!refused.status.success());
-        has_all(&said(&refused), &["failed to validate"]);
+        says(&said(&refused), &["failed to validate"]);
         is_26();
 
         let away = json!({"mpsd_state": "absent", "mpsd_scheduler": "slurm"});
@@ -252,7 +252,7 @@ fn the_ansible_role_enables_a_configless_node() {
         cluster.idle();
         let check = cluster.run("mpsctl slurm check");
         let fetched = "'/run/slurm/conf/slurm.conf'";
-        has_all(&check, &[fetched, "slurmd has loaded our plugin"]);
+        says(&check, &[fetched, "slurmd has loaded our plugin"]);
         let records = cluster.clients(&["--gres=gpu:1", "--mps"]);
         assert!(records.iter().all(|record| record.under_mps), "{records:?}");
         control.changes_nothing(&variables);
@@ -385,7 +385,7 @@ fn of_three(mut machines: Vec<Machine>, bin: PathBuf) {
     watch.lap("health_check_s");
     let why = machines[0].run("sinfo --noheader --list-reasons --format='%E %N'");
     assert!(why.starts_with("check_mpsd: NVIDIA's MPS: "), "{why}");
-    has_all(&why, &["not-there"]);
+    says(&why, &["not-there"]);
     assert!(why.trim().ends_with(" gpu003"), "{why}");
     fs::write(&config, sound).unwrap();
     machines[0].until("idle again", |first| {
@@ -506,7 +506,7 @@ fn the_ansible_role_installs_with_dnf() {
         let mut lines = list.lines();
         let seconds = lines.find_map(|line| line.strip_prefix("metadata_expire"));
         assert!(seconds.is_some_and(|rest| rest.ends_with("300")), "{list}");
-        has_all(&root.run("mpsctl config show"), &["deadline_s = 25"]);
+        says(&root.run("mpsctl config show"), &["deadline_s = 25"]);
         control.changes_nothing(&variables);
         let away = json!({"mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_state": "absent"});
         let told = control.changes(&away, 1);

@@ -15,7 +15,7 @@ use crate::install::{
     distribution, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, take,
 };
 use crate::root::Root;
-use crate::{NAMES, dist, find, has_all, open_to_all, packages, run, said, skip, target};
+use crate::{NAMES, dist, find, open_to_all, packages, run, said, says, skip, target};
 
 const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
@@ -106,7 +106,7 @@ const SAID: [&str; 18] = [
 fn said_by(root: &Root) -> Vec<String> {
     let doctor = String::from_utf8(root.output("mpsctl doctor --node n1").stdout).unwrap();
     for line in ["mpsd.toml can be used", "NVML answers", "driver 580"] {
-        has_all(&format!("\n{doctor}"), &[&format!("\nOK    {line}")]);
+        says(&format!("\n{doctor}"), &[&format!("\nOK    {line}")]);
     }
     let answer = |line: &&str| format!("{line}: {}", said(&root.output(line)));
     SAID.iter().map(answer).collect()

@@ -10,7 +10,7 @@ use tests::node_bed::{NodeBed, fast};
 use tests::run::{Ran, USER, finish};
 
 use crate::guide::commands;
-use crate::{has_all, kept, run, skip, unpack};
+use crate::{kept, run, says, skip, unpack};
 
 /// Podman and what it needs beyond the smallest system.
 const PACKAGES: &str =
@@ -141,7 +141,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
         let refused = bed.script(&format!("podman run {options} /bin/echo ran"));
         let has_run = refused.code == Some(0) || refused.out.contains("ran");
         assert!(!has_run, "{refused:?}");
-        has_all(&refused.err, &["unknown flag", why]);
+        says(&refused.err, &["unknown flag", why]);
     }
 
     // The probe needs only a C library from an image. There is no CUDA here, and it says so.
@@ -152,5 +152,5 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     let line = line.replace("/usr/libexec/mpsd/mps-probe:/", &probe);
     let ran = bed.script(&line.replace(" IMAGE ", &format!(" {} ", bed.rootfs())));
     assert_eq!(ran.code, Some(2), "{ran:?}");
-    has_all(&ran.err, &["mps-probe: no libcuda.so.1"]);
+    says(&ran.err, &["mps-probe: no libcuda.so.1"]);
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use assert_cmd::assert::OutputAssertExt as _;
 
 use crate::root::Root;
-use crate::{NAMES, emptied, has_all, older, package, put_program, run, skip};
+use crate::{NAMES, emptied, older, package, put_program, run, says, skip};
 
 const SLURM_CONF: &str = "ClusterName=site\nSlurmctldHost=localhost\nNodeName=localhost\n";
 const STACK: &str = "include /etc/slurm/plugstack.conf.d/*.conf\n";
@@ -46,7 +46,7 @@ pub fn programs_run(root: &Root) {
     let linked = ["mpsctl", "mps-probe"].map(|name| format!("/usr/bin/{name}"));
     for program in own.chain(linked) {
         let said = root.run(&format!("{program} --version"));
-        has_all(&said, &[env!("CARGO_PKG_VERSION")]);
+        says(&said, &[env!("CARGO_PKG_VERSION")]);
     }
     root.run("mpsctl config show");
 }

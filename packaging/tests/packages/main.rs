@@ -18,13 +18,13 @@ mod stopwatch;
 mod units;
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use assert_cmd::assert::OutputAssertExt as _;
+use tests::run::{says, skip};
 
 fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
@@ -92,13 +92,6 @@ fn said(output: &Output) -> String {
 }
 
 #[track_caller]
-fn has_all(text: &str, words: &[&str]) {
-    for word in words {
-        assert!(text.contains(word), "no '{word}' in {text}");
-    }
-}
-
-#[track_caller]
 fn run(command: &mut Command) -> String {
     let ran = command.assert().success();
     String::from_utf8(ran.get_output().stdout.clone()).unwrap()
@@ -155,10 +148,4 @@ fn put_program(path: &Path, bytes: impl AsRef<[u8]>) {
 /// Mode 0755: what everyone may read and run.
 fn open_to_all(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-/// Writes past the test program's capture, which hides what a test that passes prints.
-fn skip(what: &str, why: &str) {
-    let line = format!("\nskipped: {what}: {}\n", why.replace('\n', " "));
-    std::io::stdout().write_all(line.as_bytes()).unwrap();
 }

@@ -15,8 +15,7 @@ use crate::machine::Machine;
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    BEFORE, NAMES, arm64, emptied, has_all, older, package, packages, run, said, skip, target,
-    try_run,
+    BEFORE, NAMES, arm64, emptied, older, package, packages, run, said, says, skip, target, try_run,
 };
 
 /// The guide's place for it.
@@ -111,7 +110,7 @@ pub fn apt_installs_from_it(root: &Root, cluster: &Machine) {
     root.write(&list, &changed);
     let why = cluster.fails("apt-get update -o APT::Update::Error-Mode=any");
     // Debian 12's apt verifies with gpgv, Debian 13's with sqv; their messages differ.
-    has_all(&why, &["ignature"]);
+    says(&why, &["ignature"]);
 }
 
 /// On a machine without anything of ours, and with no other repository for dnf. The stopwatch
@@ -135,7 +134,7 @@ fn both_repositories_have_the_packages_of_both_machines() {
     let of = |name: &str| apt.matches(&format!("\nArchitecture: {name}\n")).count();
     assert_eq!((of("amd64"), of("arm64"), of("all")), (2, 2, 1), "{apt}");
     let release = fs::read_to_string(repository().join("apt/Release")).unwrap();
-    has_all(&release, &["Architectures: amd64 arm64\n"]);
+    says(&release, &["Architectures: amd64 arm64\n"]);
     let mut list = Command::new("sh");
     list.args(["-c", "zcat repodata/*-primary.xml.gz"]);
     let dnf = run(list.current_dir(repository().join("dnf")));

@@ -15,7 +15,8 @@ pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     counted
 }
 
-/// ENXIO, for lack of a driver, is a yes. A MIG device also needs its capabilities.
+/// Whether this process may open the GPU's device file and a MIG device's capabilities. ENXIO (no
+/// driver) is a yes.
 pub fn may_open(gpu: &Gpu) -> bool {
     const ENXIO: i32 = 6;
     let Some(file) = &gpu.device else {
@@ -40,7 +41,7 @@ fn is_mig(gpu: &Gpu) -> bool {
     gpu.uuid.starts_with("MIG-")
 }
 
-/// In its order. The first name without a GPU ends the list.
+/// The GPUs that the variable leaves, in its order. The first name without a GPU ends the list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {
         return enumerated(gpus.to_vec());

@@ -322,13 +322,20 @@ impl Cluster {
 
     /// As made or marked, except for the node's own files in `/run/mpsd`.
     pub fn is_as_before(&mut self) {
-        let names = " |/jobs |/gpus |/shared |/reports|/lock |/ledger |/.ledger.lock ";
-        let of_node = Vec::from_iter(names.split('|').map(|name| format!("/run/mpsd{name}")));
+        let of_node = [
+            "/run/mpsd ",
+            "/run/mpsd/jobs ",
+            "/run/mpsd/gpus ",
+            "/run/mpsd/shared ",
+            "/run/mpsd/reports",
+            "/run/mpsd/lock ",
+            "/run/mpsd/ledger ",
+            "/run/mpsd/.ledger.lock ",
+        ];
         let after = self.leftovers();
         for (node, (before, after)) in self.before.iter().zip(after).enumerate() {
             let known = |line: &String| {
-                before.files.contains(line)
-                    || of_node.iter().any(|own| line.starts_with(own.as_str()))
+                before.files.contains(line) || of_node.iter().any(|own| line.starts_with(own))
             };
             let new: Vec<&String> = after.files.iter().filter(|line| !known(line)).collect();
             assert!(new.is_empty(), "left on node {node}: {new:#?}");

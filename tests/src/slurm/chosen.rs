@@ -13,7 +13,7 @@ pub fn is_chosen(words: &[String], name: &str) -> bool {
     words.is_empty() || words.iter().any(fits)
 }
 
-/// By its whole name, what failed of a bed itself takes all its cells.
+/// As [`is_chosen`]; the name of a bed's own failure chooses all cells of that bed.
 pub fn is_chosen_in(words: &[String], group: &str, cell: &str) -> bool {
     let of_bed = format!("{group}::the_bed_");
     words.iter().any(|word| word.starts_with(&of_bed))

@@ -279,8 +279,8 @@ impl Daemon {
         self.say("get_server_list").stdout.trim().parse().ok()
     }
 
-    /// Waits until it has logged its limits. It is ACTIVE from the moment its log says Ready:
-    /// `mpsd` believes that line, which needs no session, and does not ask.
+    /// Starts a server and waits until it has logged its limits. The server must be ACTIVE as soon
+    /// as the daemon's log says Ready: `mpsd` believes that line and does not ask.
     pub fn start_server(&self) -> u32 {
         self.say(&format!("start_server -uid {USER}"));
         self.logs(": Ready");

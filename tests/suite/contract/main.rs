@@ -1,4 +1,5 @@
-//! What we believe of NVIDIA's MPS control daemon, one test for each belief. `MPS_SUBJECT=double`
+//! What we believe of NVIDIA's MPS control daemon; a test holds what belongs together.
+//! `MPS_SUBJECT=double`
 //! (the default) tests the double. `MPS_SUBJECT=nvidia` tests the vendor's program on a machine
 //! with a GPU. It needs `MPS_PROBE` and `MPS_LOAD`, the paths of `mps-probe` and `cuda-load`, and
 //! `--test-threads=1`. Both need root.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tests::fuse::{FILE, Hung};
 use tests::node_bed::{NodeBed, Running, eventually, fast};
-use tests::run::{THREE, USER, as_user, chmod};
+use tests::run::{THREE, USER, as_user, chmod, skip};
 use tests::scarcity::{Older, Small, alone};
 
 use super::{ACCOUNT, CONFIG};
@@ -23,8 +23,9 @@ fn unbounded(bed: &NodeBed, job: &str) -> Older {
     older
 }
 
-/// Lists or writes `what`, as `how` says, with memory that the user's file system withholds. Drop
-/// that first: until then nothing ends the process. `None` without FUSE.
+/// A process that lists or writes `what`, as `how` says, and keeps its lock: its memory is withheld
+/// by the user's file system. Drop that first: until then nothing ends the process. `None` without
+/// FUSE.
 fn keep(bed: &NodeBed, how: &str, what: &Path) -> Option<(Hung, Running)> {
     let (at, hung) = bed.hung("fuse", Hung::over_reads)?;
     let mut command = as_user(USER, bed.node.control());
@@ -107,7 +108,7 @@ fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
     alone(|| {
         let bed = NodeBed::new(fast(2), CONFIG);
         let Some(cgroups) = bed.cgroups.clone() else {
-            return println!("not tried here, this machine has no cgroups");
+            return skip("suite, a lock on the site's directory", "no cgroups");
         };
         chmod(&cgroups, 0o755);
         let _hidden = Small::over(&bed.path("run"), 1024, 0o755);

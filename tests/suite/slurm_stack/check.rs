@@ -1,6 +1,7 @@
 //! What `mpsctl slurm check` and `mpsctl doctor` say of a node under Slurm.
 
 use super::*;
+use tests::run::skip;
 
 /// Slurm's own lines name some programs that doctor has named.
 #[test]
@@ -23,7 +24,10 @@ fn doctor_says_each_line_of_a_node_under_slurm_once() {
 #[test]
 fn a_host_without_gpus_that_slurm_offers_is_misconfigured_and_not_drained() {
     if Path::new("/proc/driver/nvidia/version").exists() {
-        return println!("not tried here: this machine has NVIDIA's driver");
+        return skip(
+            "suite, a host without a driver",
+            "this machine has NVIDIA's driver",
+        );
     }
     let cluster = Cluster::new(&format!("{GOOD}\nNodeName=n1 Gres=gpu:2"));
     cluster.enable().ok();

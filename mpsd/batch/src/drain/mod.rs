@@ -203,7 +203,7 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // Keep an administrator's note on a node in service; a remark of ours there is outdated.
+    // An administrator's note on a node in service is kept. A remark of ours is not: it is over.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(PREFIX);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);

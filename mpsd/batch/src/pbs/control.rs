@@ -158,8 +158,7 @@ impl Controller for PbsNode<'_> {
 
 impl Located for Installation {
     fn may_own(&self, job: &JobId) -> bool {
-        let is_number = job.as_str().chars().all(|c| c.is_ascii_digit() || c == '.');
-        self.is_here() && !is_number
+        self.is_here() && !job.is_number()
     }
 
     fn whole_ids(&self, number: &str) -> Vec<String> {

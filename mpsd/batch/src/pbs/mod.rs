@@ -239,7 +239,8 @@ mod tests {
             (&TORQUE, "/home/other", "", ""),
         ] {
             let host = TextHost::default().file(file, text);
-            assert_eq!(at_home(product, &host).servers(&host).join(" "), names);
+            let servers = at_home(product, &host).servers(&host);
+            assert_eq!(servers, Vec::from_iter(names.split_whitespace()), "{text}");
         }
     }
 

@@ -218,7 +218,8 @@ impl SlurmNode {
     }
 }
 
-/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job, whose id means the whole job.
+/// The job's own name in a line of its id and its name: `4711_2` in `4711 4711_2`, an array's
+/// element. A het job's id means all components, so `4711 4711+0` gives `4711`.
 fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);

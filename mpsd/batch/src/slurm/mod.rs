@@ -176,9 +176,8 @@ impl BatchSystem for Slurm {
 struct Here(Location);
 
 impl Located for Here {
-    /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
     fn may_own(&self, job: &JobId) -> bool {
-        job.as_str().chars().all(|c| c.is_ascii_digit() || c == '.')
+        job.is_number()
     }
 
     fn known_jobs(&self, node: &str) -> KnownJobs {

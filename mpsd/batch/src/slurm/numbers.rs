@@ -177,7 +177,8 @@ impl List {
     }
 }
 
-/// The GPU behind the device file or UUID that the scheduler gave; the inner error: neither is known.
+/// The GPU behind the device file or UUID that the scheduler gave; the inner error: neither is
+/// known.
 fn given<'a>(
     number: &Number,
     list: &Result<Listed<'a>, String>,

@@ -66,7 +66,8 @@ impl JobLog {
         }
     }
 
-    /// Removes the unfinished last line of a killed writer. `false`: the file is not one of ours.
+    /// Removes the last line if its writer was killed before the end. `false`: the file has another
+    /// header than ours.
     fn begin(&self, go_on: bool) -> std::io::Result<bool> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;

@@ -499,7 +499,7 @@ EpilogTimeout=25 ->WARN  EpilogTimeout is 25;";
             let host = TextHost::default().file("/x/slurm.conf", &lines.replace(';', "\n"));
             let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
             let found = timeouts(&conf, Duration::from_secs(20));
-            // A line counts as far as its number of seconds.
+            // Compare each line up to its number of seconds.
             let begin = |line: &CheckLine| line.to_string().split(" s:").next().unwrap().to_owned();
             let found: Vec<String> = found.iter().map(begin).collect();
             let step = "OK    UnkillableStepTimeout is 60";

@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::libc::sock_filter;
 use nix::sys::prctl;
 
-/// What a program, and all that it starts, may not do: it gets no privilege from a set-user-id file,
-/// makes no namespace, and debugs no process.
+/// What a program, and all that it starts, may not do: it gets no privilege from a set-user-id
+/// file, makes no namespace, and debugs no process.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     filter: Vec<sock_filter>,
@@ -45,7 +45,8 @@ fn filter_calls(filter: &[sock_filter]) -> Result<(), Errno> {
 const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 
 /// Confines this process before it runs NVML, a vendor's library, as root: no program, no network,
-/// no signal, few places to write. A kernel without seccomp or Landlock is no error: see [`lacking`].
+/// no signal, few places to write. It is no error if the kernel lacks seccomp or Landlock: see
+/// [`lacking`].
 pub fn nvml_worker() -> Result<(), String> {
     landlocked().map_err(|e| format!("Landlock: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;

@@ -40,7 +40,7 @@ impl ProcessWatch {
         Some(Self(pidfd))
     }
 
-    /// Polled for no event, it wakes (POLLHUP) when its parent has waited for the process.
+    /// Polled for no event, it wakes (POLLHUP) when the process's parent has waited for it.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -76,7 +76,8 @@ impl Process {
         if pid <= 0 {
             return None;
         }
-        // The pidfd comes first: if it is not gone afterwards, the directory is its process's.
+        // The pidfd comes first: if its process is still there afterwards, the directory is of the
+        // same process.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
             Err(rustix::io::Errno::SRCH) => return None,
