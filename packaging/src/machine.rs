@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 
 use crate::cargo::{self, target_directory};
-use crate::command::{command, lines, quietly};
+use crate::command::{command, lines, quietly, wrote};
 use crate::files::{emptied, is_a, list};
 use crate::{install, package};
 
@@ -117,23 +117,33 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn cells(options: &Options) -> Result<()> {
     let (system, programs, target) = (system()?, programs()?, target_directory()?);
+    let mut machines = Vec::new();
+    for runs in MACHINES {
+        let mut cells = Vec::new();
+        for (name, words) in runs {
+            let program = &programs[*name];
+            if options.words.is_empty() {
+                let words = words.split_whitespace().map(str::to_owned).collect();
+                cells.push((program.clone(), words));
+            } else if has_cell(program, &options.words)? {
+                cells.push((program.clone(), options.words.clone()));
+            }
+        }
+        machines.push((runs, cells));
+    }
+    machines.retain(|(_, cells)| !cells.is_empty());
+    let asked = options.words.join(" ");
+    ensure!(!machines.is_empty(), "no machine has a cell for '{asked}'");
     let wrong = Mutex::new(0);
-    side_by_side(MACHINES.iter().enumerate(), |(number, runs)| {
-        let cells = runs.iter().map(|(name, words)| {
-            let words = match options.words.is_empty() {
-                true => words.split_whitespace().map(str::to_owned).collect(),
-                false => options.words.clone(),
-            };
-            (programs[*name].clone(), words)
-        });
-        let cells: Vec<_> = cells.collect();
+    side_by_side(machines.iter().enumerate(), |(number, (runs, cells))| {
         let begin = Instant::now();
+        let place = target.join(format!("tmp/machine-{number}"));
         let machine = Machine {
             system: system.clone(),
-            place: target.join(format!("tmp/machine-{number}")),
+            place,
             keeps: false,
         };
-        let (said, is_right) = machine.run(&cells, None);
+        let (said, is_right) = machine.run(cells, None);
         // In one piece.
         let mut wrong = wrong.lock().expect("no thread panics");
         let took = begin.elapsed().as_secs();
@@ -141,8 +151,9 @@ fn cells(options: &Options) -> Result<()> {
         println!("\n--- {} ({took} s)\n{said}", names.join(" "));
         // A second try has words of one program.
         let words = runs.iter().filter(|_| options.words.is_empty());
-        let missing = words.flat_map(|(_, words)| without_cells(&said, words));
-        let missing: Vec<_> = missing.collect();
+        let missing: Vec<_> = words
+            .flat_map(|(_, words)| without_cells(&said, words))
+            .collect();
         for word in &missing {
             println!("no cell of the name '{word}'");
         }
@@ -152,6 +163,19 @@ fn cells(options: &Options) -> Result<()> {
     let wrong = wrong.into_inner().expect("no thread panics");
     ensure!(wrong == 0, "cells failed on a machine");
     Ok(())
+}
+
+/// Whether a test program has a cell for one of the words: another would refuse them, or run
+/// nothing. A program lists the cells of its beds, but not a bed's own.
+fn has_cell(program: &Path, words: &[String]) -> Result<bool> {
+    let listed = wrote(Command::new(program).arg("--list"))?;
+    let is_in = |word: &String| {
+        let bed = word.split_once("::the_bed_");
+        let bed = bed.or_else(|| word.split_once("::the_nodes_"));
+        listed.contains(bed.map_or(&**word, |(bed, _)| bed))
+    };
+    let mut names = words.iter().filter(|word| !word.starts_with('-'));
+    Ok(names.any(is_in))
 }
 
 /// Cuts until a job has ended before its cut; `then`: what becomes of the job.
@@ -398,13 +422,19 @@ fn link(file: &Path, into: &Path) -> Result<()> {
 
 /// A second address of the machine's own, because getaddrinfo(3) with AI_ADDRCONFIG finds no name
 /// for Slurm if 127.0.0.1 is the only one.
+///
+/// While all wait for a disk, the machine's clock jumps to the next bound on time. So programs are
+/// read before they run, and `/tmp`, where beds are, is in memory.
 fn script(cells: &[Cells], repository: &Path, build: &Path) -> Result<String> {
     let (repository, build) = (repository.display(), build.display());
     let line = |(program, words): &Cells| {
         let name = program.file_name().and_then(OsStr::to_str);
         let name = name.context("the program has no name")?;
         let words: String = words.iter().map(|word| format!(" '{word}'")).collect();
-        Ok(format!("'{build}/debug/deps/{name}'{words} || code=$?\n"))
+        let program = format!("'{build}/debug/deps/{name}'");
+        Ok(format!(
+            "cat {program} >/dev/null; {program}{words} || code=$?\n"
+        ))
     };
     let lines = cells.iter().map(line).collect::<Result<String>>()?;
     Ok(format!(
@@ -413,6 +443,8 @@ fn script(cells: &[Cells], repository: &Path, build: &Path) -> Result<String> {
          mkdir -p '{build}'; mount --bind /disk/build '{build}'\n\
          ip address add 127.0.1.1/8 dev lo\n\
          cd '{repository}/tests'\n\
+         cat '{build}'/debug/* /usr/bin/* /usr/sbin/* >/dev/null 2>&1 || true\n\
+         mount -t tmpfs -o mode=1777 none /tmp\n\
          code=0\n{lines}echo {ENDED}$code\n"
     ))
 }

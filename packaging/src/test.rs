@@ -406,8 +406,8 @@ fn command_of(stage: &Stage) -> Result<Result<Command>> {
         "contract" => command.env("MPS_SUBJECT", "double"),
         _ => &mut command,
     };
-    // More tests than processors: a job mostly waits, and on the double's clock it does little
-    // else.
+    // More tests than processors: jobs and systems that boot mostly wait, and on the double's clock
+    // a test does little else.
     let at_once = match stage.name {
         "mom" | "suite" | "packages" => Some(2),
         "contract" => Some(4),
