@@ -184,7 +184,7 @@ impl Cgroup {
         while self.procs().is_ok_and(|all| !all.is_empty()) && deadline.sleep(PAUSE) {}
     }
 
-    /// Does not wait for their end. Stops early at the deadline, without error.
+    /// Does not wait for their end, except before Linux 5.14 and on v1: half of the time at most.
     pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
         match write_at(&self.dir, "cgroup.kill", "1") {
             // Before Linux 5.14, and on v1.
@@ -194,22 +194,34 @@ impl Cgroup {
         }
     }
 
-    /// First stops them, in rounds until no new one appears: a stopped process does not fork.
+    /// Again until none is left or half of the time is over: what is killed while it forks leaves
+    /// its child.
     fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
+        let half = Deadline::after(deadline.remaining() / 2);
+        loop {
+            self.stop_each(half)?;
+            let mut all = self.procs()?.into_iter();
+            all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))?;
+            if self.procs()?.is_empty() || !half.sleep(PAUSE) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// In rounds until no new one appears: a stopped process does not fork.
+    fn stop_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
             let mut new = self.procs()?;
             new.retain(|pid| !stopped.contains(pid));
             if new.is_empty() || deadline.expired() {
-                break;
+                return Ok(());
             }
             for pid in new {
                 self.signal(pid, Signal::SIGSTOP)?;
                 stopped.insert(pid);
             }
         }
-        let mut all = self.procs()?.into_iter();
-        all.try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
     /// Signals `pid` if it is in this cgroup. A descriptor holds it meanwhile, so the signal
