@@ -1,6 +1,8 @@
 //! `mpsctl pbs install | uninstall | check`, and what a shell makes of `mpsctl env`.
 
-use crate::jobs::{begins, begun, checks, client, on_both, openpbs, root, says, torque};
+use crate::jobs::{
+    attached_without_limits, begins, begun, checks, client, on_both, openpbs, root, says, torque,
+};
 use std::time::Instant;
 use tests::mom::cluster::{Job, Product};
 use tests::mom::torque::hang_up;
@@ -8,7 +10,8 @@ use tests::mom::wire::{Ended, Run};
 
 #[test]
 fn a_prologue_of_the_site_is_never_touched() {
-    let mut c = torque(&["nodea"], "");
+    let queue = "[pbs]\nauto_queues = [\"gpus\"]\n";
+    let mut c = torque(&["nodea"], queue);
     let node = &mut c.nodes[0];
     node.sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     let file = "/var/spool/torque/mom_priv/prologue";
@@ -21,16 +24,25 @@ fn a_prologue_of_the_site_is_never_touched() {
     assert_eq!(node.read(file).unwrap(), own);
     let words = ["prologue' is the site's own and does not call us"];
     checks(&mut c, 2, &words);
-    // The printed line works in the place that it names.
-    let line = text.lines().find(|line| line.contains("mps-prologue"));
-    let line = line.unwrap().trim();
-    let chained = format!("{own}{line}\n");
+    // The printed lines work in the place that they name.
+    let (_, lines) = text.split_once("add to it:\n").unwrap();
+    let lines: String = lines.split_inclusive('\n').take(2).collect();
+    let chained = format!("{own}{lines}");
+    c.nodes[0].write(file, &chained.replace("--queue", "--node"), 0o500);
+    let told = ["asks for the jobs of other queues than auto_queues"];
+    checks(&mut c, 0, &told);
+    root(&mut c, 1, "mpsctl pbs install", &["add to it:"]);
     c.nodes[0].write(file, &chained, 0o500);
-    checks(&mut c, 0, &[]);
+    let checked = checks(&mut c, 0, &[]);
+    assert!(!checked.contains(told[0]), "{checked}");
     let job = begun(&mut c, "MPS=true");
     assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
     c.end(&job, 0);
     assert_eq!(c.gpus[0].modes()[0], "default");
+    let job = c.job("").on(&[&[0, 1]]).in_queue("gpus");
+    begins(&mut c, &job);
+    attached_without_limits(&client(&mut c, &job), &job);
+    c.end(&job, 0);
     root(
         &mut c,
         0,

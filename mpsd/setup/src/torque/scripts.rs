@@ -34,8 +34,8 @@ static SCRIPTS: [Script; 2] = [
         text: include_str!("../../../../etc/pbs/torque/prologue"),
         program: "mps-prologue",
         lines: &[
-            "case QUEUES in *\",$6,\"*) asked=mps ;; *) asked= ;; esac",
-            "case $asked$7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
+            "asked=; case QUEUES in *\",$6,\"*) case $5 in *gpus=*) asked=mps ;; esac ;; esac",
+            "case $asked$7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque ${asked:+--queue \"$6\"} \"$@\" </dev/null || exit $? ;; esac",
             "# (near its end, after everything that can fail)",
         ],
     },
@@ -95,7 +95,7 @@ pub fn place_scripts(
                 report.did(format!("'{shown}' is ours"));
             }
             report.write(&path, text.as_bytes(), SCRIPT_MODE, "")?;
-        } else if calls_us(&path) {
+        } else if calls_us(&path) && !lacks_queues(script, &path, ctx) {
             report.did(format!("'{shown}' is the site's own and calls us"));
         } else {
             let call = command_line(&ctx.programs.join(script.program), ctx);
@@ -154,14 +154,16 @@ fn queues(ctx: &SetupContext<'_>) -> String {
     names.fold(",".to_owned(), |list, name| format!("{list}{name},"))
 }
 
-/// Whether the script names other queues than the site's `auto_queues`. If there are none, a site's
-/// own script is not judged.
+/// Whether the script calls us for the jobs of other queues than the site's `auto_queues`. If there
+/// are none, a site's own script is not judged.
 fn lacks_queues(script: &Script, path: &Path, ctx: &SetupContext<'_>) -> bool {
     let names_them = script.text.contains(SHIPPED_QUEUES) && calls_us(path);
     let text = fs::read_to_string(path).unwrap_or_default();
     let wanted = match author(path) == Author::Ours {
         true => format!("queues={} #", queues(ctx)),
         false if ctx.settings.pbs.auto_queues.is_empty() => return false,
+        // The first such lines gave no queue.
+        false if !text.contains("--queue") => return names_them,
         false => format!("{} ", queues(ctx)),
     };
     names_them && !text.contains(&wanted)
