@@ -104,7 +104,7 @@ pub fn main() -> u8 {
 
 struct Prologue {
     arguments: Arguments,
-    /// Read once, and only for a job that asked.
+    /// Read at first need, and kept.
     settings: OnceCell<Settings>,
 }
 

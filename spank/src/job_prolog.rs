@@ -104,8 +104,8 @@ pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
     }
 }
 
-/// What the job asked for: a request, [`submission::OFF`], or nothing. The flags of a step that is
-/// the first of its job here are its own, and its srun says what the job asked for.
+/// What the job asked for: a request, [`submission::OFF`], or nothing. In a job's first step here
+/// the flags are the step's; its srun has said what the job asked for.
 fn request(slurm: &dyn Slurm) -> String {
     let by = slurm.process_env(submission::SUBMITTER_IN_PROLOG);
     if by.as_deref() == Some(submission::STEP) {

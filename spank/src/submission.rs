@@ -70,10 +70,10 @@ pub fn request_text(request: Option<&Request>) -> String {
     }
 }
 
-/// Removes the flags that an allocation hands to its steps: a job that its script submits, or a
-/// step of another job, did not ask for them. Called before Slurm reads an option from the
-/// environment; srun has already copied it for the prolog. salloc's shell has each with and without
-/// the prefix, and slurmstepd takes that without (docs/facts/slurm.md#options).
+/// Removes an allocation's flags, which its steps inherit, for a job that its script submits or a
+/// step of another job: these did not ask. Slurm reads options from the environment later; srun has
+/// already copied them for the prolog. In salloc's shell each also stands without the prefix, for
+/// slurmstepd (docs/facts/slurm.md#options).
 pub fn forget_inherited(slurm: &mut dyn Slurm) {
     let is_set = |name: &&str| slurm.process_env(name).is_some();
     let in_a_job = OF_A_JOB.iter().any(is_set);

@@ -1,6 +1,6 @@
 //! `task_init`: the forked child of a task, as the job's user, just before exec.
 //!
-//! The record that root left on this node decides, not the flags, which can get lost (`sbatch
+//! Root's record on this node counts before the flags, which can get lost (`sbatch
 //! --export=NONE`). A refusal is reported here, because this line reaches the user's terminal. The
 //! child then calls `_exit(1)`: under `optional` Slurm ignores the return value, and a failing init
 //! or user_init would end the job COMPLETED without having run (docs/facts/slurm.md#failures).
@@ -416,7 +416,7 @@ impl NewTask<'_> {
                 of_step(&asked, request)
                     .map_err(|refusal| TaskRefusal::Step(refusal.to_string()))?
             }
-            // Only what root recorded counts, so a forged flag changes nothing.
+            // No readable flags of its own: what root recorded counts.
             None => record.clone(),
         };
         let (tasks, rank) = (slurm.item(Item::LocalTasks), slurm.item(Item::TaskId));

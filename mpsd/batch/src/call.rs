@@ -49,6 +49,7 @@ pub struct Submission {
     pub node: Option<String>,
     /// PBS: its prologue talks to the user's terminal, and any failure aborts it. Slurm: by salloc.
     pub interactive: bool,
+    /// By sbatch; only Slurm sets it.
     pub script: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,

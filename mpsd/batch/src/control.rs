@@ -72,5 +72,5 @@ pub enum JobState {
     Undecided(String),
 }
 
-/// Only `mpsctl reconcile` asks, never a prologue or an epilogue.
+/// Asked by `cli/reconcile.rs`, also in Torque's prologue, and `node/unbegun.rs`; by no epilogue.
 pub type KnownJobs = Box<dyn Fn(&JobId) -> JobState>;

@@ -43,7 +43,7 @@ pub enum Evidence {
     GpuLost,
     /// The driver holds a process of the job's MPS that outlived SIGKILL.
     Survivor,
-    /// Root cannot make one of our files in a place that only root can write.
+    /// Root cannot make or read one of our files in a place that only root can write.
     Storage,
     /// An unusable `mpsd.toml`, run_dir or call. The node is misconfigured, not broken.
     Configuration,

@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Rises with a field that a program of an earlier release would have to understand.
+/// Rises with another format. A new field alone needs no rise: it is refused where it must be known.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
 /// How long a record may be absent: a failed start removes the directory, then writes one.
@@ -74,7 +74,7 @@ pub struct Daemon {
     pub priority: Option<Priority>,
 }
 
-/// The tasks by which `auto` divided each GPU: a step with fewer GPUs must lower its share.
+/// The parts that `auto` made of each GPU: a step with fewer GPUs must lower its share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AutoDivisors {
     #[serde(default, skip_serializing_if = "Option::is_none")]

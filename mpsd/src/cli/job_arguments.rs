@@ -83,7 +83,7 @@ impl JobArguments {
         Ok(submission.of_step(self.step.as_deref())?)
     }
 
-    /// Calls `settings` only for a job of a queue, or if it refuses an account.
+    /// Calls `settings` only if `--queue` is given, or an account is refused.
     pub fn request_of(
         &self,
         submission: &Submission,

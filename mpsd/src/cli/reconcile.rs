@@ -345,7 +345,7 @@ impl<'a> Run<'a> {
         self.report.told.extend(lines.into_iter().map(Note));
     }
 
-    /// The scheduler of a job known only by its id. Without one it is never gone, nor taken down.
+    /// The scheduler of a job known only by its id. A job without an owner is never taken down.
     fn owner(&self, job: &JobId) -> Scheduler {
         let mut owners = batch::owners(job, &self.location);
         owners.next().unwrap_or(batch::ALL[0]).scheduler()

@@ -107,7 +107,7 @@ fn start<N: Node>(
     let spec = Spec::to_start(&journal, &job.settings, job.deadline);
     let mut start = Start::new(journal, spec, began, held);
     start.say_notes(node);
-    // A begin of a shared MPS includes its proof, which takes longer than the caller may wait.
+    // The detached process begins a shared MPS: with its proof, too long for the caller.
     let goes_on = when == ReturnWhen::Started && !start.journal.plan.shared_plans.is_empty();
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;

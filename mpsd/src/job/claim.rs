@@ -96,8 +96,8 @@ pub(super) fn leave(
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // A killed prologue's call may still wait in the driver, which takes calls in turn: this
-        // one comes last.
+        // A killed prologue's set may still wait in the driver, which works in turn: this one undoes
+        // it.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }

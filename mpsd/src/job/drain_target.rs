@@ -20,7 +20,7 @@ pub struct DrainTarget {
     pub uid: u32,
     /// What a drain's reason begins with; `None`: the site drains nothing.
     pub prefix: Option<String>,
-    /// `SLURM_CONF`, if the job's environment has it.
+    /// As mpsd.toml says, else `SLURM_CONF`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
     pub gpus: Vec<String>,

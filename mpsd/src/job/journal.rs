@@ -46,7 +46,7 @@ pub struct Journal {
     /// As root has proved them: each control daemon, and behind it its server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
-    /// The process that starts the job's MPS, if its caller may not wait for it.
+    /// Root's process that starts the MPS, or watches the start; the job's end ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<ProcessRef>,
     /// As they were when the job began.
@@ -55,7 +55,7 @@ pub struct Journal {
     /// `None` if the site drains nothing. The epilogue may run with the configuration gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_prefix: Option<String>,
-    /// `SLURM_CONF`, if the prolog's environment named one.
+    /// As mpsd.toml says, else `SLURM_CONF`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
     /// SIGKILL a client that stays on its GPU, if root proves that it is the job's.
@@ -63,7 +63,7 @@ pub struct Journal {
     /// Seconds since 1970.
     #[serde(rename = "began")]
     pub began_at: u64,
-    /// From then until its MPS was proved ready.
+    /// From before the plan until its MPS was proved ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
     /// Those of a shared MPS when it was seen to hang or was taken down.

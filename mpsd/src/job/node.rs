@@ -37,7 +37,7 @@ pub enum Role {
     Control,
     #[display("mps-server")]
     Server,
-    /// None of the three, in the job's own cgroup: the user put it there.
+    /// None of the three, in the MPS' cgroup: the user put it there.
     #[display("process")]
     Other,
 }
@@ -111,7 +111,7 @@ pub struct NodeSettings {
     pub paths: Paths,
     pub lock_time: Duration,
     pub teardown: Duration,
-    /// When the removal of users' files stops; the next end goes on.
+    /// When the program's time is over; the next end goes on.
     pub ends: Deadline,
 }
 
@@ -178,7 +178,7 @@ pub trait Daemons {
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes ours above it, too, if that is empty then.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// `mpsd` starts the control daemons, but no server before [`Daemons::await_ready`].
+    /// `mpsd` starts daemons and servers on its own; [`Daemons::await_ready`] waits.
     fn start_supervisor(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Proves what root can prove of `mpsd`'s report. Returns the control daemons and servers.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
@@ -227,7 +227,7 @@ pub trait Members {
     }
     /// Members that are neither in the journal nor in a cgroup that they cannot leave. A child with
     /// a deadline looks at the user's processes.
-    fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
+    fn strays(&mut self, journal: &Journal) -> Vec<Member>;
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
         let mut all = self.known_members(journal);
         let unknown = all.iter().filter(|m| m.role == Role::Other);
@@ -236,11 +236,11 @@ pub trait Members {
         for member in &mut all {
             member.role = known.get(&member.process).copied().unwrap_or(member.role);
         }
-        all.extend(self.strangers(journal));
+        all.extend(self.strays(journal));
         all
     }
     /// Sends SIGTERM or SIGKILL, as the rung says, and waits for the end.
-    fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
+    fn end_each(&mut self, members: &[Member], rung: Rung, limit: Duration);
     /// Does what the rung says to [`Members::known_members`], and returns those that are left.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
     /// Ends them at the daemons of `shared`, as their user. If one stays, the scheduler kills it.

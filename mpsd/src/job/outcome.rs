@@ -31,7 +31,7 @@ pub struct Failing<'a> {
     pub settings: &'a Settings,
     pub place: Place<'a>,
     pub user: Option<&'a User>,
-    /// The job failed after all of this was known, so the node may be at fault.
+    /// Set once the job was prepared: only then may a failure drain.
     pub prepared: Option<&'a Job>,
     /// A failure is left on the node for the job's tasks.
     pub tells_tasks: bool,
@@ -146,9 +146,9 @@ pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &
     }
 }
 
-/// `recorded`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).
-pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> u8 {
-    match recorded && !failure.may_be_users() && policy(submission).tells_tries {
+/// `told`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).
+pub fn exit_code(submission: &Submission, told: bool, failure: &Failure) -> u8 {
+    match told && !failure.may_be_users() && policy(submission).tells_tries {
         true => UNCOUNTED,
         false => failure.exit_code(),
     }

@@ -13,7 +13,7 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::script;
 use mpsd_core::{Failure, Inventory};
 
-/// The ledger's GPUs spare NVML the look at the others.
+/// With the ledger NVML looks at the job's GPUs alone.
 pub(super) fn make_plan(
     node: &mut impl Node,
     job: &Job,

@@ -49,7 +49,7 @@ pub struct JobReport {
     pub shared: bool,
     /// Seconds since 1970.
     pub began: u64,
-    /// Milliseconds from then until its MPS was proved ready; `None`: it never was.
+    /// Milliseconds from before the plan until its MPS was proved ready; `None`: it never was.
     pub ready_ms: Option<u64>,
     /// Seconds since 1970.
     pub ended: u64,

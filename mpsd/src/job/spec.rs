@@ -16,7 +16,7 @@ pub const REPORT_FD: i32 = 4;
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
 pub const OBSERVATIONS_FD: i32 = 5;
 
-/// Nothing of it is secret, and root believes none of it back.
+/// Nothing of it is secret, and root never reads it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
     pub job: JobId,
@@ -34,7 +34,7 @@ pub struct Spec {
     /// Look at what the job's GPUs do, for its report.
     #[serde(default)]
     pub usage: bool,
-    /// A user who did not ask is told of no program outside the MPS.
+    /// Look for programs outside the MPS; not in a job by site.
     #[serde(default)]
     pub outside: bool,
 }

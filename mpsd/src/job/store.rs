@@ -349,7 +349,7 @@ pub trait Store: Files {
             .map_err(of_root)
     }
 
-    fn are_locked(&mut self, journal: &Journal) -> bool {
+    fn has_kept_directories(&mut self, journal: &Journal) -> bool {
         let daemons = 0..journal.record().daemons.len();
         let all = daemons.flat_map(|n| self.users_directories(journal, n));
         let all: Vec<PathBuf> = all.collect();

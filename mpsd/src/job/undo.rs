@@ -23,7 +23,7 @@ const SWEEP_TIME: Duration = Duration::from_secs(1);
 /// Removes the job's directory when all is undone. The caller holds the job's lock.
 ///
 /// What others need comes first, and what a user can make slow comes last: our own processes,
-/// accounts and compute modes, then strangers, then what the user left in files.
+/// accounts and compute modes, then strays, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = undo_effects(node, journal);
     remove_or_mark(node, journal, &mut findings);
@@ -38,7 +38,7 @@ pub(super) fn remove_or_mark(node: &mut impl Node, journal: &Journal, findings: 
             has_remains: true,
             ..journal.clone()
         };
-        // Only metrics read this mark, so a failure is no finding.
+        // Only status, metrics and reconcile read it: no finding.
         let _ = node.write_journal(&marked);
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn undo_effects(node: &mut impl Node, journal: &Journal) -> Findings 
         }
     }
     if started {
-        stop_strangers(node, journal, &mut findings);
+        stop_strays(node, journal, &mut findings);
     }
     // A server starts only after its GPU is claimed.
     let claims = |effect: &Effect| matches!(effect, Effect::ClaimGpu { .. });
@@ -217,7 +217,7 @@ fn sweep(node: &mut impl Node, shared: &Journal, findings: &mut Findings) {
             "{count} processes that are not of MPS in the cgroup of shared MPS {}: killed",
             shared.job()
         ));
-        node.end_strangers(&others, Rung::Kill, SWEEP_TIME);
+        node.end_each(&others, Rung::Kill, SWEEP_TIME);
     }
 }
 
@@ -228,7 +228,7 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     // A process whose role is not known may be a control daemon.
     let may_be_control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
     let control = left.iter().any(may_be_control);
-    let locked = !left.is_empty() && node.are_locked(journal);
+    let locked = !left.is_empty() && node.has_kept_directories(journal);
     for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
         // A daemon that is asked to end removes its sockets: where a user keeps the directory's
         // lock, it would hang beyond SIGKILL.
@@ -245,18 +245,18 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
 
 /// A prologue may have been killed before it wrote a pid down, or a control daemon may have started
 /// more servers.
-fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+fn stop_strays(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let time = journal.ladder.unwrap_or(node.settings().teardown) / 2;
     let began = Instant::now();
     for rung in [Rung::Terminate, Rung::Kill] {
-        let left = living(node.strangers(journal));
+        let left = living(node.strays(journal));
         if left.is_empty() {
             return;
         }
         findings.notes.push(format!("{rung:?} for {}", list(&left)));
-        node.end_strangers(&left, rung, rung.time(time));
+        node.end_each(&left, rung, rung.time(time));
     }
-    let survivors = living(node.strangers(journal));
+    let survivors = living(node.strays(journal));
     say_survivors(node, journal, survivors, began, findings);
 }
 
@@ -307,7 +307,7 @@ fn look_for_contexts(
         findings.notes.push(note);
         if mine && journal.kill_clients {
             let client = node.member(pid, Role::Other);
-            node.end_strangers(client.as_slice(), Rung::Kill, Duration::ZERO);
+            node.end_each(client.as_slice(), Rung::Kill, Duration::ZERO);
         }
     }
 }

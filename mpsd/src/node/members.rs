@@ -53,7 +53,7 @@ impl Members for RealNode {
         look_at(processes, |process| role_of(self, journal, process))
     }
 
-    fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
+    fn strays(&mut self, journal: &Journal) -> Vec<Member> {
         if self.is_contained(journal) {
             return Vec::new();
         }
@@ -80,7 +80,7 @@ impl Members for RealNode {
         found
     }
 
-    fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration) {
+    fn end_each(&mut self, members: &[Member], rung: Rung, limit: Duration) {
         let deadline = Deadline::after(limit);
         let signal = match rung {
             Rung::Kill => Signal::SIGKILL,
@@ -298,7 +298,7 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
 
 /// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on
 /// an H200 machine, with the program itself in `/usr/local/nvidia`). Such a name counts only in the
-/// job's own cgroup, which holds only what we started. Root must own the file, and others must not
+/// MPS' cgroup, which holds what we started and its children. Root must own the file, and others must not
 /// be able to write it. The name that a process gives itself proves nothing. This looks files up,
 /// so only a child with a deadline may call it.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {

@@ -4,8 +4,8 @@ use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::record::Record;
 use std::fmt;
 
-/// One thing that root does to the node for the job; `job/undo.rs` does the inverse. An inverse
-/// copes with an effect that was begun and not finished, or never begun.
+/// One thing that root does to the node for the job; `job/undo.rs` does the inverse, which copes
+/// with an effect that happened in part or not at all.
 #[derive(
     Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize,
 )]
@@ -24,7 +24,7 @@ pub enum Effect {
     /// They are the user's, 0700, each with a bound of room.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories { daemon: usize },
-    /// `mpsd` starts the servers when all effects are done, and then proves every daemon ready.
+    /// The last: `mpsd` starts daemons and servers, and proves every daemon ready.
     #[display("start mpsd as the job's user")]
     #[serde(rename = "start-daemon")] // Journals have this name.
     StartSupervisor,

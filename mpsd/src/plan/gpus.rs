@@ -126,12 +126,12 @@ pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     ))
 }
 
-pub fn has_devices(gpus: &[&Gpu]) -> bool {
+pub fn has_mig(gpus: &[&Gpu]) -> bool {
     gpus.iter().any(|gpu| gpu.uuid.is_mig())
 }
 
 pub fn kind(gpus: &[&Gpu]) -> &'static str {
-    match has_devices(gpus) {
+    match has_mig(gpus) {
         true => "MIG device",
         false => "GPU",
     }
@@ -141,7 +141,7 @@ pub fn binding(draft: &Draft<'_>) -> Result<(Bind, DeviceNames), Refusal> {
     let bind = draft.filled.bind.unwrap_or(Bind::DEFAULT);
     let usual = draft.settings.cuda_visible_devices;
     let names = draft.filled.visible.unwrap_or(usual);
-    if !has_devices(&draft.gpus) {
+    if !has_mig(&draft.gpus) {
         return Ok((bind, names));
     }
     let several = draft.gpus.len() > 1;

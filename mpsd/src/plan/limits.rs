@@ -1,5 +1,5 @@
-//! Limits made concrete: `auto` and percentages become per cents and MiB of the job's own
-//! GPUs, under the site's ceilings. Here a job that asks for too much is refused.
+//! Limits made concrete: per cents of threads, and MiB on each of the job's GPUs, under the site's
+//! ceilings. Here a job that asks for too much is refused.
 
 use super::draft::{Draft, NO_PART, NO_TASKS};
 use batch::Part;
@@ -65,7 +65,7 @@ impl Limits {
 }
 
 impl Draft<'_> {
-    /// A user's number above a ceiling is refused; one that mpsd computes is lowered to it.
+    /// A user's number above a ceiling is refused; any other is lowered to it.
     pub fn limits(&self) -> Result<Limits, Refusal> {
         let (threads, rank_threads) = self.threads()?;
         let (memory, rank_memory) = self.memory()?;
@@ -78,8 +78,8 @@ impl Draft<'_> {
         })
     }
 
-    /// What the job's clients may hold together: its user's number, or `auto` on GPUs that jobs
-    /// share. On those, tasks that meet or a ceiling leave one client less than the job's part.
+    /// What the job's clients may hold together: `job=SIZE`, or the job's part if `auto` gives each
+    /// client less than that, on GPUs that jobs share.
     pub fn job_memory(&self, limits: &Limits) -> Memory {
         match (&self.filled.memory, self.part) {
             _ if self.settings.memory_over_limit == MemoryOverLimit::Ignore => Vec::new(),
@@ -157,7 +157,7 @@ impl Draft<'_> {
             return Err(self.refuse(Key::Threads, why, format!("1 to {ceiling}")));
         }
         let ranks = ranks.into_iter().map(|percent| percent.min(ceiling));
-        // If nobody gave a number, the scheduler's own variable limits the tasks to the job's part.
+        // Without a number, Slurm's own variable already holds the tasks to the job's part.
         let most = most.or(of_site).map(|most| most.min(ceiling));
         Ok((most, ranks.collect()))
     }
@@ -197,8 +197,8 @@ impl Draft<'_> {
     }
 
     fn on_each(&self, mib: impl Fn(&Gpu) -> Result<u64, Refusal>) -> Result<Memory, Refusal> {
-        let limit = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.limit(gpu, mib(gpu)?)?));
-        self.gpus.iter().map(limit).collect()
+        let bounded = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.bounded(gpu, mib(gpu)?)?));
+        self.gpus.iter().map(bounded).collect()
     }
 
     fn mebibytes(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
@@ -220,7 +220,8 @@ impl Draft<'_> {
         })
     }
 
-    fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
+    /// A user's number that is too much is refused, any other lowered.
+    fn bounded(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
         let total = gpu.memory_mib.unwrap_or(u64::MAX);
         let is_typed = !matches!(self.asked.request.memory, None | Some(MemoryLimit::Auto));
         let ceiling = self.settings.ceilings.memory;

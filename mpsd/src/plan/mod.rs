@@ -155,15 +155,15 @@ fn record(case: &Case<'_>, draft: &Draft<'_>, limits: &Limits, daemons: Vec<Daem
 impl Draft<'_> {
     /// A process sees one MIG device, and a shared MPS has one GPU: several have a daemon for each.
     fn separate_daemons(&mut self) -> Option<String> {
-        let has_devices = gpus::has_devices(&self.gpus);
+        let has_mig = gpus::has_mig(&self.gpus);
         let is_separate = self.gpus.len() < 2 || self.filled.mode == Mode::PerGpu;
-        if is_separate || !(has_devices || self.shared) {
+        if is_separate || !(has_mig || self.shared) {
             return None;
         }
         self.filled.mode = Mode::PerGpu;
         let note =
             "one daemon for each MIG device, and one of them for each task: a process sees no more";
-        has_devices.then(|| note.to_owned())
+        has_mig.then(|| note.to_owned())
     }
 
     fn daemons(&self, limits: &Limits, paths: &JobPaths) -> Vec<Daemon> {

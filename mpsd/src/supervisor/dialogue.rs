@@ -1,8 +1,8 @@
 //! The commands for a control daemon, and what its answers and its log must say. Pure.
 //!
 //! The daemon exits with 0 after nearly everything, and some commands answer nothing
-//! (docs/facts/mps-control.md#the-command-session). So every setting is read back. After a reading
-//! that may be empty follows one that never is.
+//! (docs/facts/mps-control.md#the-command-session). So every setting is read back. A reading
+//! that is never empty follows each that may be.
 
 use mpsd_core::limits::Percent;
 use mpsd_core::record::Daemon;

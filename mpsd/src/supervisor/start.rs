@@ -135,7 +135,7 @@ pub fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Runnin
     })
 }
 
-/// True: try again after [`RETRY`], without an event. `listens`: a socket there is its own.
+/// True: call again after [`RETRY`]. `listens`: a socket there is this daemon's.
 pub fn advance(
     spec: &Spec,
     running: &mut Running,

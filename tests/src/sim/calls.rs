@@ -210,7 +210,7 @@ impl Members for Sim {
         processes.iter().filter_map(role).collect()
     }
 
-    fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
+    fn strays(&mut self, journal: &Journal) -> Vec<Member> {
         if journal.cgroup.is_some() {
             return Vec::new();
         }
@@ -218,7 +218,7 @@ impl Members for Sim {
         self.members_where(|pid, p| p.job == *journal.job() && !own.contains(&pid))
     }
 
-    fn end_strangers(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
+    fn end_each(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
         self.point();
         self.signal(&pids(members), rung);
     }

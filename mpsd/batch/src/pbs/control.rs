@@ -14,7 +14,7 @@ use std::time::Duration;
 pub const LONGEST_REASON: usize = 79;
 /// A call took 5 to 11 ms; a busy server gets this.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
-/// For 'mpsctl reconcile', which has more time.
+/// For what has more time than an epilogue.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(5);
 const SHOWN: usize = 120;
 const LONGEST_COMMENT: usize = 500;

@@ -226,8 +226,8 @@ settings! {
         bind: Option<Bind> = None => "block";
     }
 
-    /// Limits that no job may exceed. A higher number is refused, and a job without a number gets
-    /// the ceiling. Not set: none.
+    /// Limits that no job may exceed. A user's higher number is refused, and a job without a number
+    /// gets the ceiling. Not set: none.
     Ceilings [ceilings] {
         threads: Option<Percent> = None => 50;
         memory as "mem": Option<Amount> = None => "50%";
