@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use crate::files::list;
 
 /// Longest time for a command that shows nothing: an installation, a build.
-const QUIET: Duration = Duration::from_secs(600);
+const QUIET: Duration = Duration::from_secs(1800);
 
 pub fn command(program: &str, words: &str) -> Command {
     let mut command = Command::new(program);
