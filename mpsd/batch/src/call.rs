@@ -203,7 +203,7 @@ impl Budget {
     /// The site gives a program the time `own`; its scheduler kills it at `limit`.
     pub fn new(own: Duration, limit: Option<Duration>) -> Self {
         let work = limit.map_or(own, |limit| own.min(within(limit)));
-        // The other half is for the kill, and for what ran before.
+        // The rest below the limit is for the kill and for what ran before us.
         let grace = limit.map_or(GRACE, |limit| GRACE.min((limit - work) / 2));
         let whole = work + grace;
         Self { work, whole }

@@ -3,7 +3,8 @@
 //! reason goes to the node's log and to `mpsctl status`.
 
 use super::environment::{
-    ALL_CONNECTIONS, CONNECTIONS, JOB, Lookup, PIPE_DIRECTORY, USUAL_CONNECTIONS, is_of_job,
+    ALL_CONNECTIONS, CONNECTIONS, JOB, Lookup, MOST_CONNECTIONS, PIPE_DIRECTORY, USUAL_CONNECTIONS,
+    is_of_job,
 };
 use super::gpu::GpuUuid;
 pub use super::record::BySite;
@@ -69,7 +70,7 @@ pub fn by_environment(record: &Record, tasks: Option<u32>, lookup: Lookup<'_>) -
 /// Each task may open any of the GPUs, so all of them must fit on one.
 fn too_many(tasks: u32, clients: u32, lookup: Lookup<'_>) -> Option<String> {
     let set = lookup(CONNECTIONS).and_then(|text| text.trim().parse::<u32>().ok());
-    let each = set.unwrap_or(USUAL_CONNECTIONS).max(1);
+    let each = set.unwrap_or(USUAL_CONNECTIONS).clamp(1, MOST_CONNECTIONS);
     let most = clients.min(ALL_CONNECTIONS / each);
     (tasks > most).then(|| match set {
         Some(set) => format!("with {CONNECTIONS}={set} a GPU takes {most} of its {tasks} tasks"),
@@ -135,6 +136,8 @@ mod tests {
             (15, Some(2), &[(CONNECTIONS, "8")], false),
             (16, Some(2), &[(CONNECTIONS, "8")], true),
             (48, None, &[(CONNECTIONS, "1")], false),
+            // CUDA takes 32 at most.
+            (3, None, &[(CONNECTIONS, "64")], false),
             (2, None, &[(PIPE_DIRECTORY, "/tmp/x")], true),
             (2, None, &[(PIPE_DIRECTORY, ours)], true),
             (2, None, &[(PIPE_DIRECTORY, ours), (JOB, "7")], false),

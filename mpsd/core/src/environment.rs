@@ -28,7 +28,7 @@ pub const USUAL_CONNECTIONS: u32 = 2;
 /// A GPU's connections, for all its clients together.
 pub(crate) const ALL_CONNECTIONS: u32 = 120;
 /// The most that CUDA takes from the variable.
-const MOST_CONNECTIONS: u32 = 32;
+pub(crate) const MOST_CONNECTIONS: u32 = 32;
 /// Without it a rank takes the device of its own number (docs/facts/programs.md#jax).
 pub const JAX_DEVICES: &str = "JAX_LOCAL_DEVICE_IDS";
 const JAX_FIRST: &str = "0";

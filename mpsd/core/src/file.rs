@@ -105,7 +105,7 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces or makes `path`, or leaves the old file. Follows links: only root may write there.
+/// Replaces or makes `path`, or leaves the old file. Follows links to its directory, which only root may write.
 pub fn replace(
     path: &Path,
     bytes: &[u8],

@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Rises with another format. A new field alone needs no rise: it is refused where it must be known.
+/// Rises with another format. A new field needs no rise: a reader that lacks it refuses the record.
 pub const VERSION: u32 = 1;
 const LONGEST: usize = 1 << 20;
 /// How long a record may be absent: a failed start removes the directory, then writes one.

@@ -256,6 +256,8 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     let reason = shown.reason.unwrap_or_default();
     Ok(match (marker.delivered, shown.drained) {
         (_, true) if reason == marker.reason => DrainState::Stands,
+        // An earlier drain of ours: a delivery takes its reason over.
+        (false, true) if reason.starts_with(PREFIX) => DrainState::Undelivered,
         (_, true) => {
             let other = format!("another reason ('{}')", one_line(&reason, SHOWN));
             DrainState::Over(format!(
@@ -445,9 +447,16 @@ mod tests {
             "the node is drained for another reason ('bad disk'), which mpsd does not lift";
         let lifted = [DrainState::Undelivered, over("it was lifted")];
         let stands = [DrainState::Stands, DrainState::Stands];
+        let earlier =
+            "the node is drained for another reason ('mpsd: job 0: y'), which mpsd does not lift";
         for (drained, reason, meanings) in [
             (true, OURS, stands),
             (true, "bad disk", [over(others), over(others)]),
+            (
+                true,
+                "mpsd: job 0: y",
+                [DrainState::Undelivered, over(earlier)],
+            ),
             (false, "", lifted),
         ] {
             for (delivered, meaning) in [false, true].into_iter().zip(meanings) {

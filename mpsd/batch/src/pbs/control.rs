@@ -174,7 +174,7 @@ impl Located for Installation {
     fn known_jobs(&self, node: &str) -> KnownJobs {
         let (pbs, node) = (self.clone(), node.to_owned());
         Box::new(move |job| {
-            // Torque's mom makes its file only after the prologue (recorded).
+            // A Torque sister makes its file after its prologue (recorded).
             if pbs.has_file_of(job) {
                 return JobState::Here;
             }
@@ -192,7 +192,8 @@ impl Located for Installation {
 
 fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
     // OpenPBS says "has finished" of a job that it keeps as history only.
-    if code == Some(UNKNOWN_JOB) || text.contains("has finished") {
+    let has_finished = code != Some(0) && text.contains("has finished");
+    if code == Some(UNKNOWN_JOB) || has_finished {
         return JobState::Gone("the server does not know it".to_owned());
     }
     let Some(state) = attribute(text, "job_state").filter(|_| code == Some(0)) else {

@@ -208,6 +208,12 @@ fn a_job_is_here_while_it_runs_here_and_gone_only_by_the_servers_word() {
         (1, unreached, false),
         (0, "Job Id: 7.srv\n    job_state = R\n", false),
         (0, "", false),
+        // Its user's words.
+        (
+            0,
+            "    Account_Name = has finished\n    job_state = R\n",
+            false,
+        ),
     ] {
         let state = job_state("n2", Some(code), text);
         assert_eq!(matches!(state, JobState::Gone(_)), gone, "{text}");

@@ -121,8 +121,9 @@ impl Installation {
     }
 
     pub fn script_of(&self, job: &JobId) -> String {
-        let file = self.jobs().join(format!("{job}.SC"));
-        by_site::text_of(&file).unwrap_or_default()
+        let mut files = self.files(job, "SC").into_iter();
+        let text = files.find_map(|file| by_site::text_of(&file));
+        text.unwrap_or_default()
     }
 
     pub fn is_here(&self) -> bool {
@@ -135,8 +136,12 @@ impl Installation {
 
     /// The mom's file of a job; Torque's of the subjob `57[1].srv` is `57-1.srv.JB`.
     fn job_files(&self, job: &JobId) -> [PathBuf; 2] {
+        self.files(job, "JB")
+    }
+
+    fn files(&self, job: &JobId, kind: &str) -> [PathBuf; 2] {
         let torques = job.as_str().replace('[', "-").replace(']', "");
-        [&torques, job.as_str()].map(|name| self.jobs().join(format!("{name}.JB")))
+        [&torques, job.as_str()].map(|name| self.jobs().join(format!("{name}.{kind}")))
     }
 
     pub fn other_job(&self, job: &JobId, host: &dyn Host) -> Result<Option<String>, String> {

@@ -119,7 +119,7 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// In a job of several nodes another node's words stay: its start may yet fail, and count on.
+    /// In a job of several nodes another node's words stay: its start may yet fail, and add to the count.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {
@@ -211,9 +211,10 @@ impl SlurmNode {
     fn mark(&self, note: &str) -> Result<(), String> {
         let stands = self.marked()?;
         let is_free = ["", "(null)", "none"].contains(&stands.as_str()) || stands.starts_with(OURS);
-        match is_free && stands != note {
+        match is_free {
+            _ if stands == note => Ok(()),
             true => self.update(&[&format!("comment={note}")]).map(drop),
-            false => Ok(()),
+            false => Err("its comment is not ours".to_owned()),
         }
     }
 }

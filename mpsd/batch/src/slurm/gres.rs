@@ -71,10 +71,9 @@ impl Gres {
     ) -> Result<Self, String> {
         let gres = conf.beside("gres.conf", host)?;
         let is_shared = |line: &Line| line.is("Name", "shard") || line.is("Name", "mps");
-        let values = |key: &'static str| gres.iter().filter_map(move |line| line.value(key));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
-        let own = gres.iter().filter(|line| line.is_for(node));
-        let mut flags = own.filter_map(|line| line.value("Flags"));
+        let own = || gres.iter().filter(|line| line.is_for(node));
+        let flags = || own().filter_map(|line| line.value("Flags"));
         let has = |name| conf.lists("GresTypes", name);
         let (has_mps, has_shards) = (has("mps"), has("shard"));
         let dynamic = dynamic.map(|words| Line::of_node(&conf.file, node, words));
@@ -82,13 +81,14 @@ impl Gres {
         let of = |granted| list(granted, &gres, node, host);
         let list = granted.as_ref().map_err(String::clone).and_then(of);
         let granted = granted.unwrap_or_default();
-        let mut types = values("Type");
+        let gpus = own().filter(|line| line.is("Name", "gpu"));
+        let mut types = gpus.filter_map(|line| line.value("Type"));
         let first = types.next();
         Ok(Self {
             list: list.unwrap_or_else(List::Unknown),
             confined: confined(conf, host),
-            by_uuid: values("Flags").any(|flags| flags.contains("env_uuid")),
-            unnamed: flags.any(leaves),
+            by_uuid: flags().any(|flags| flags.contains("env_uuid")),
+            unnamed: flags().any(leaves),
             several_types: granted.gpus.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.gpus.is_empty(),
             outdated: None,

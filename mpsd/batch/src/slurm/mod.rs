@@ -218,13 +218,15 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Result<Gres, String>, node: &str) 
         all_of(&allocation(input, node)?, &told)
     };
     let several = scope == OF_JOB && gres.as_ref().is_ok_and(|gres| gres.several_types);
+    // The variable is then the user's own, and could name another job's device.
+    let is_users = scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed);
     match (mig, several) {
-        // Untrusted: the variable is then the user's own, and could name another job's device.
-        (true, _) if scope != OF_JOB && gres.as_ref().is_ok_and(|gres| gres.unnamed) => {
+        (true, _) if is_users => {
             let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
             GpuSource::Unknown(why.to_owned())
         }
         (true, false) => GpuSource::Listed(names),
+        (false, false) if is_users => GpuSource::Numbered(numbers(&names, "", gres)),
         (false, false) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         // A prolog is told devices of one type only; whole GPUs and MIG devices are two types.
         (_, true) => match of_all_types() {

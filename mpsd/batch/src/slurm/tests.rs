@@ -215,6 +215,11 @@ fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
     let gpus = call.devices().gpus;
     let is_refused = |why: &str| why.contains("one type only");
     assert!(matches!(&gpus, GpuSource::Unknown(why) if is_refused(why)));
+    // The types of other nodes are none of this one's.
+    let cluster = "NodeName=n1 Name=gpu Type=a File=/dev/nvidia[0-1]\nNodeName=n2 Name=gpu Type=b File=/dev/nvidia0\n";
+    call.host = files("NodeName=n1 Gres=gpu:a:2\n", cluster);
+    let gpus = call.devices().gpus;
+    assert!(matches!(&gpus, GpuSource::Numbered(_)), "{gpus:?}");
 }
 
 #[test]

@@ -150,8 +150,8 @@ settings! {
         /// runs outside MPS without a message. "keep": never change a compute mode.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
-        /// A job with GPUs that the scheduler does not name. It needs no names if it has as many as
-        /// the node, or the node alone. "refuse": it gets no MPS, and is told so.
+        /// What a job gets whose GPUs the scheduler does not name. It needs no names if it has all
+        /// GPUs of the node, or the node alone. "refuse": it gets no MPS, and is told so.
         /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no
         /// other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
@@ -217,7 +217,7 @@ settings! {
     Defaults [defaults] {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
         /// "auto": MPS if the job has more tasks on the node than GPUs, or a GPU that jobs share;
-        /// else the job is as if there were no mpsd. "on", "per-gpu", "own": always.
+        /// else the job is as if there were no mpsd. "on", "per-gpu", "own": also where it brings nothing.
         mode: Mode = Mode::Auto;
 
         threads: Option<Threads> = None => "auto";
@@ -243,7 +243,7 @@ settings! {
         /// node's.
         requeue: bool = true;
 
-        /// Hold the job instead after so many failed starts, with the reason in its comment and a
+        /// Hold the job at the next failed start after so many, with the reason in its comment and a
         /// note in the node's comment. The job's comment counts them; if it has several lines or no
         /// room, Slurm's restarts of any cause count. 0: never hold.
         requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;

@@ -207,7 +207,7 @@ options! {
         more: "Without it that is one line: clients at once, use of the GPUs, and the command of the report; with `off` it is nothing. \
                Slurm prints it on standard error when the batch script ends, for the script's node. Without a script it prints it when a \
                step ends (not under --pty): the paragraph for each node of the step, the line for the node of its first task. It has what \
-               was seen until then. Torque, and OpenPBS without our hook, print it into the job's error file at the job's end. \
+               was seen until then. Torque prints it into the job's error file at the job's end, OpenPBS nowhere. \
                Afterwards `mpsctl report` prints the whole report.",
         of_tasks: true,
     }, values::boolean, |on: &bool| if *on { "on" } else { "off" }.to_owned();
