@@ -74,7 +74,7 @@ pub fn main() -> u8 {
         Ok(submission) => clean(&arguments, &submission, &input),
         Err(failure) => {
             complain(NAME, &failure.to_string());
-            failure.exit_code()
+            BROKEN
         }
     };
     if arguments.strict { code } else { 0 }

@@ -1,4 +1,4 @@
-//! `mpsd`: the daemon of one job on one node. Started by mps-prologue, never by hand.
+//! `mpsd`: the daemon of one job on one node. Started by our programs, never by hand.
 
 use clap::Parser as _;
 use mpsd::{cli::programs::Daemon, node::worker, supervisor};

@@ -216,7 +216,7 @@ impl Prologue {
         Budget::new(settings.deadline, limit)
     }
 
-    /// For a job that did not ask: root's, or one of a user whom this node does not know.
+    /// For a job that did not ask and could not be prepared.
     fn run_without_mps(&self, submission: &Submission, failure: &Failure) -> u8 {
         let settings = self.settings(&submission.node_name(&ThisHost));
         let mut node = to_record(settings.as_ref().unwrap_or(&Settings::usual()));

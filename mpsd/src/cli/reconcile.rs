@@ -62,7 +62,7 @@ pub struct ReconcileReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, derive_more::Display)]
 #[serde(tag = "kind", content = "text")]
 pub enum ReportLine {
-    /// Nothing was done, and nothing is wrong.
+    /// Nothing was done, or a detail.
     #[serde(rename = "said")]
     Note(String),
     /// A drain of ours stands: an administrator decides.

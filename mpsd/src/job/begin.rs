@@ -9,11 +9,12 @@ use super::outcome::{self, Failing};
 use super::planned::make_plan;
 use super::prepared::{Job, Scheduled};
 use super::spec::Spec;
-use super::start::Start;
+use super::start::{ENDED, Start};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::auto::{self, Finding};
 use mpsd_core::by_site::{self, BySite};
+use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId};
@@ -49,11 +50,7 @@ pub fn begin<N: Node>(
             let job = Failing::of(job, when != ReturnWhen::Announced);
             outcome::of_failure(node, &job, failed)
         }
-        None => {
-            let lines = node.withdraw_remarks(&job.location);
-            lines.iter().for_each(|line| node.log(Severity::Info, line));
-            0
-        }
+        None => 0,
     };
     Begun { code, failed }
 }
@@ -119,7 +116,7 @@ fn start<N: Node>(
         }
     })?;
     match when {
-        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, false),
+        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, job, false),
         ReturnWhen::Started => start.finish_detached(node, job),
     }
 }
@@ -142,6 +139,9 @@ fn begin_without_mps<N: Node>(
     let line = Mode::auto_without(why);
     let left = match held {
         Ok(Some(_held)) => {
+            if clear_if_over(node, id) {
+                return Ok(());
+            }
             let (uid, state) = (job.user.uid, RecordState::Unneeded);
             let mut record = Record::without_mps(id.clone(), uid, state, line.clone());
             record.request = Some(job.asked.request.clone());
@@ -199,7 +199,18 @@ fn clear_and_lock(
     let line = format!("job {id}: an earlier prologue left its MPS: taken down first");
     node.log(Severity::Info, &line);
     let why = "what an earlier prologue left cannot be taken down";
-    undo::undo(node, &journal).allow_start(format!("job {id}"), why)?;
+    let was_over = node.is_cancelled(id);
+    let mut findings = undo::undo_effects(node, &journal);
+    // Now, because the mark goes with the directory.
+    let is_over = !was_over && node.is_cancelled(id);
+    undo::remove_or_mark(node, &journal, &mut findings);
+    findings.allow_start(format!("job {id}"), why)?;
+    if is_over {
+        return Err(FailedStart {
+            job_ended: true,
+            ..Undetermined::new(format!("job {id}"), ENDED).into()
+        });
+    }
     // The teardown removed the directory, and the lock file with it.
     drop(held);
     Ok(Some(open(node, job, when)?))

@@ -95,7 +95,7 @@ pub fn end_if(
     let mut lines = say(node, job, journal.as_ref(), &findings);
     let location = Location::of(ending.settings);
     let drained = evidence::drain(node, &target, location, &findings.faults);
-    // Last: no caller waits for it.
+    // Last: the disk may be slow.
     let mut end = JobEnd {
         last_words: last_words.unwrap_or_default(),
         by_site,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A newer program reads every older version; an older one leaves a newer journal alone.
+/// A newer program reads every older version; an older one drains, and leaves it alone.
 pub const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.
@@ -24,7 +24,7 @@ pub struct Programs {
     pub server: Option<FileRef>,
 }
 
-/// `/run/mpsd/jobs/<job>/journal`, root 0600. It alone is enough to undo everything.
+/// `/run/mpsd/jobs/<job>/journal`, root 0600. It is enough to undo all but an unjournaled cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
     pub version: u32,

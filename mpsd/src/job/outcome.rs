@@ -136,11 +136,19 @@ pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &
     let mut record = Record::without_mps(id.clone(), uid, RecordState::Unneeded, line);
     // Without a request no step of it tries again.
     record.by_site = Some(BySite::default());
-    let written = node
-        .open_job(id)
-        .and_then(|_held| node.write_record(&record));
-    if let Err(error) = written {
-        let _ = node.remove_job(id);
+    let held = node.open_job(id);
+    let failed = match &held {
+        Ok(_) => node.write_record(&record).err(),
+        // Another start has it.
+        Err(error) => Some(error.clone()),
+    };
+    if let Some(error) = failed {
+        match node.read_journal(id) {
+            Ok(None) if held.is_ok() => drop(node.remove_job(id)),
+            // What is still to be taken down stays.
+            _ if held.is_ok() => drop(node.remove_record(id)),
+            _ => {}
+        }
         let text = format!("job {id}: 'mpsctl status' cannot say why it has no MPS: {error}");
         node.log(Severity::Warning, &text);
     }

@@ -75,7 +75,7 @@ fn expect_attached_tasks(
 ) -> Result<(), Failure> {
     let submission = &job.submission;
     let rule = job.settings.pbs.unattached_tasks;
-    // A job that may do without MPS needs no warning.
+    // Refused, a job that may do without MPS runs without it.
     let sister = submission.sister && !auto::may_do_without(&job.asked.request);
     if let Some(told) = tasks::decide(scheduled.unattached(), sister, rule)? {
         let text = format!("job {}: {told}", submission.job);

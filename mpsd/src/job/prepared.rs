@@ -15,7 +15,7 @@ pub struct User {
     pub gid: u32,
 }
 
-/// All that is known of a job that is to get MPS before its GPUs are looked at.
+/// All that is known of a job before its GPUs are looked at.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub submission: Submission,

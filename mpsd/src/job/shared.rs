@@ -51,7 +51,7 @@ pub(super) fn join<N: Node>(
     Err(Undetermined::new(format!("shared MPS {id}"), "it ends again and again").into())
 }
 
-/// Whether a job with this plan only joins. The server of a shared MPS keeps the driver loaded and
+/// Whether all that this plan shares is up. The server of a shared MPS keeps the driver loaded and
 /// its GPU undivided, so what the ledger says of the GPU holds.
 pub(super) fn are_up(node: &mut impl Node, plan: &Plan) -> bool {
     let mut is_up = |plan: &Plan| {

@@ -39,6 +39,10 @@ pub struct Spec {
     pub outside: bool,
 }
 
+pub(super) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Spec {
     pub fn paths(&self) -> Paths {
         Paths::new(&self.run, "")
@@ -85,7 +89,6 @@ impl Spec {
     pub fn to_start(journal: &Journal, settings: &Settings, deadline: Deadline) -> Self {
         // The rest is kept for the rollback.
         let start = deadline.remaining() * 3 / 5;
-        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Self {
             run: settings.paths.run().to_owned(),
             start_ms: ms(start),

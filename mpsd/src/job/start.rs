@@ -10,7 +10,7 @@ use super::node::{LockGuard, Node, Severity};
 use super::outcome::{self, Failing};
 use super::prepared::Job;
 use super::shared;
-use super::spec::Spec;
+use super::spec::{Spec, ms};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::effects::{Effect, Plan};
@@ -127,6 +127,7 @@ impl Start {
     pub(super) fn finish(
         mut self,
         node: &mut impl Node,
+        job: &Job,
         detached: bool,
     ) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
@@ -145,6 +146,8 @@ impl Start {
             Ok(())
         })?;
         node.audit(&audit::begun(&self.journal));
+        let lines = node.withdraw_remarks(&job.location);
+        lines.iter().for_each(|line| node.log(Severity::Info, line));
         Ok(())
     }
 
@@ -156,7 +159,7 @@ impl Start {
     ) -> Result<(), FailedStart> {
         let mut start = Some(self);
         let detached = node.detach(|node| {
-            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, true)) {
+            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, job, true)) {
                 outcome::of_failure(node, &Failing::of(job, false), &failed);
             }
         });
@@ -166,7 +169,7 @@ impl Start {
                 std::mem::forget(start);
                 Ok(())
             }
-            Some(start) => start.finish(node, false),
+            Some(start) => start.finish(node, job, false),
             None => Ok(()),
         }
     }
@@ -178,7 +181,7 @@ impl Start {
             .map_err(|failure| {
                 evidence::of_failed_start(node, &self.journal, self.user_was_here, failure)
             })?;
-        // Only these count against the node if the driver holds them at the job's end.
+        // With `mpsd` these count against the node if the driver holds them later.
         self.journal.proved = proved;
         self.note_ready(node)
     }
@@ -218,6 +221,11 @@ fn begin_shared(
         daemons: journal.record().daemons.clone(),
         // Its GPU may have other jobs of the user.
         outside: false,
+        // An earlier one may have used the time.
+        start_ms: sharer
+            .spec
+            .start_ms
+            .min(ms(node.settings().ends.remaining() * 3 / 5)),
         ..sharer.spec.clone()
     };
     let mut start = Start::new(journal, spec, Instant::now(), held);
@@ -231,11 +239,12 @@ fn begin_shared(
     Ok(start.journal)
 }
 
+pub(super) const ENDED: &str = "it ended while its MPS was starting";
+
 /// Fails if the job has ended: its epilogue waits for this lock, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
-        let why = "it ended while its MPS was starting";
-        return Err(Undetermined::new(format!("job {job}"), why));
+        return Err(Undetermined::new(format!("job {job}"), ENDED));
     }
     Ok(())
 }

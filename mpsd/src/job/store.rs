@@ -316,6 +316,11 @@ pub trait Store: Files {
             .map_err(of_root)
     }
 
+    fn remove_record(&mut self, job: &JobId) -> Result<(), Failure> {
+        self.remove_file(&self.job_files(job).record())
+            .map_err(of_root)
+    }
+
     fn read_record(&mut self, job: &JobId) -> Option<Record> {
         self.look_at_record(job).ok()?
     }

@@ -29,7 +29,7 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// Jobs that ever had a ready MPS, as looks counted them.
+    /// Jobs whose MPS was ready, counted by `mpsctl metrics`.
     #[serde(rename = "begun")]
     pub had_mps: u64,
     pub ended: u64,

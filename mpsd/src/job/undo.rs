@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const MOST_LADDERS: usize = 8;
 /// Time for the lock of a shared MPS that is being begun.
 const MOMENT: Duration = Duration::from_secs(1);
-/// Time for a process that does not belong into the cgroup of a shared MPS to end.
+/// Time for a foreign process in the cgroup of a shared MPS to end.
 const SWEEP_TIME: Duration = Duration::from_secs(1);
 
 /// Removes the job's directory when all is undone. The caller holds the job's lock.
@@ -286,7 +286,7 @@ fn living(mut members: Vec<Member>) -> Vec<Member> {
 }
 
 /// A context of the job's user is killed only if the site wants that and root proves that it is
-/// this job's. A GPU that does not answer is a fault.
+/// this job's. A GPU that is lost is a fault.
 fn look_for_contexts(
     node: &mut impl Node,
     journal: &Journal,

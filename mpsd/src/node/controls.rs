@@ -6,7 +6,7 @@ use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::script::CONTROL;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::process::{ProcessId, ProcessTable};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The kernel keeps 15 characters of a process's name.
@@ -51,6 +51,7 @@ pub fn control_daemons(of: impl Fn(u32) -> bool) -> Vec<ControlDaemon> {
 fn look(id: ProcessId) -> Option<(bool, Option<PathBuf>)> {
     let process = id.open()?;
     let runs = process.executable()?.path;
+    let runs = Path::new(runs.to_str()?.trim_end_matches(" (deleted)"));
     let pipe = || process.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT);
     let is_of_job = || cgroup_name(&process).is_some();
     (runs.file_name()? == CONTROL).then(|| (is_of_job(), pipe().map(PathBuf::from)))

@@ -16,6 +16,7 @@ use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, TOLD};
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
+use mpsd_sys::Exit;
 use mpsd_sys::confine;
 use mpsd_sys::deadline::Deadline;
 use mpsd_sys::descriptors::read_line;
@@ -119,7 +120,7 @@ impl Daemons for RealNode {
         // A user at the limit of processes proves nothing against the node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))
-            .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
+            .map_err(|e| Undetermined::new("the job's mpsd", e.to_string()))?;
         if let Some(why) = child.unhidden() {
             let line = format!(
                 "job {job}: its daemons see every GPU of the node, which makes a start slower: no mount namespace: {why}"
@@ -143,8 +144,13 @@ impl Daemons for RealNode {
         let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
         let began = Instant::now();
         let report = hear(&started.report, deadline).ok_or_else(|| {
-            let how = match started.child.try_wait() {
+            let mut own = journal.supervisor.into_iter();
+            let is_gone = own.any(|process| process.open().is_none());
+            // After `detach` this is not its parent, and its exit code is lost.
+            let end = started.child.try_wait();
+            let how = match end.filter(|end| *end != Exit::Code(u8::MAX)) {
                 Some(end) => format!("it ended without a report ({end})"),
+                None if is_gone => "it ended without a report".to_owned(),
                 None if deadline.expired() => {
                     format!("no report within {} ms", began.elapsed().as_millis())
                 }
@@ -254,12 +260,13 @@ mod tests {
     fn a_daemon_that_says_nothing_is_waited_for_no_longer_than_its_start_may_take() {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let (journal, (_dir, mut node)) = (journal(), node());
+            let (mut journal, (_dir, mut node)) = (journal(), node());
             let (report, theirs) = UnixStream::pair().unwrap();
             let mut silent = Spawn::new(Path::new("/bin/sleep"));
             silent.args = vec!["60".into()];
             let child = silent.start(Deadline::after_ms(20_000)).unwrap();
             let silent = child.id().unwrap();
+            journal.supervisor = Some(silent);
             node.started = Some(Started { child, report });
             let spec = Spec {
                 start_ms: 200,

@@ -34,7 +34,7 @@ fn journal(program: &str, entry: &Entry) -> std::io::Result<()> {
         ("SYSLOG_FACILITY", (DAEMON >> 3).to_string()),
         ("SYSLOG_IDENTIFIER", program.to_owned()),
     ];
-    // A value without a line's end stands behind its name on one line.
+    // A value of one line is written as NAME=value.
     let all = own.iter().chain(&entry.fields);
     let lines = all.map(|(name, value)| format!("{name}={}\n", one_line(value, LONGEST)));
     send(&lines.collect::<String>(), JOURNAL)

@@ -25,7 +25,7 @@ use mpsd_sys::guard::{AskError, ask};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A child asks it, because it may hang.
+/// Asks in a child: the question may hang.
 pub fn by_child<T: Serialize + DeserializeOwned>(
     deadline: Deadline,
     question: impl FnOnce() -> T,

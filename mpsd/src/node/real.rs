@@ -33,7 +33,7 @@ use std::time::Duration;
 
 /// For one answer; the first needs 12 ms or more (docs/facts/mps-control.md#times).
 const NVML_TIME: Duration = Duration::from_secs(5);
-/// The work before the worker's first question must not wait longer for it.
+/// Most time that other work waits for the worker's start.
 const PREPARATION: Duration = Duration::from_millis(100);
 const WAIT_STEP: Duration = Duration::from_millis(200);
 

@@ -113,7 +113,7 @@ fn own(uid: u32, pid: i32) -> Option<Process> {
     Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
 }
 
-/// Those of `uid` among `pids`, read by a child with a deadline. If it hangs, the result has only
+/// Those of `uid` among `pids`, read by a child with a deadline. If that fails, the result has only
 /// the processes' names, which none can hide.
 pub fn tasks(uid: u32, pids: &[i32], by_sluid: &BySluid<'_>) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);

@@ -39,7 +39,7 @@ const MODPROBE_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Question {
     Inventory,
-    /// The same, where what is known of the others than these is believed.
+    /// The same, but looks at these GPUs alone.
     InventoryAgain(Inventory, Vec<GpuUuid>),
     Mode(GpuUuid),
     SetMode(GpuUuid, ComputeMode),

@@ -14,7 +14,7 @@ pub enum Finding {
     Unneeded(String),
 }
 
-/// Whether it may run without MPS where the node cannot give it. A job with limits relies on them.
+/// Whether the job may run if the node cannot give it MPS. A job with limits relies on them.
 pub fn may_do_without(request: &Request) -> bool {
     *request == Request::new(Mode::Auto)
 }

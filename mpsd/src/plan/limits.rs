@@ -78,8 +78,8 @@ impl Draft<'_> {
         })
     }
 
-    /// What the job's clients may hold together: `job=SIZE`, or the job's part if `auto` gives each
-    /// client less than that, on GPUs that jobs share.
+    /// What the job's clients may hold together: `job=SIZE`, or with `auto` the job's part, on GPUs
+    /// that jobs share.
     pub fn job_memory(&self, limits: &Limits) -> Memory {
         match (&self.filled.memory, self.part) {
             _ if self.settings.memory_over_limit == MemoryOverLimit::Ignore => Vec::new(),

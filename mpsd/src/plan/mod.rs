@@ -33,7 +33,7 @@ pub struct Case<'a> {
 }
 
 /// # Errors
-/// A refusal; a fault if a GPU that the scheduler gave is not there.
+/// A refusal; a fault or undetermined if a GPU of the job is not there.
 pub fn decide(case: &Case<'_>) -> Result<Plan, Failure> {
     let mut draft = draft(case)?;
     draft.check_shared()?;

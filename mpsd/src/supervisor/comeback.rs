@@ -42,7 +42,7 @@ struct Successor {
 pub struct Comeback {
     leaving: Vec<Running>,
     coming: Vec<Successor>,
-    /// They begin once the earlier one, which kept them from it, has ended.
+    /// They failed beside the earlier daemon; they begin after its end.
     waiting: Vec<(Daemon, i32, String)>,
     /// A daemon that begins must be asked again without an event.
     again: bool,

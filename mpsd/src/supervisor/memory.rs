@@ -1,7 +1,6 @@
 //! Watches the memory of clients with a limit, because a client can void NVIDIA's limit
 //! (docs/facts/mps-control.md#memory-limits). A shared daemon does not know the limits of its jobs,
-//! so each client is held to the limits of its job. Nothing of NVIDIA's holds a job's clients
-//! together.
+//! so each client is held to the limits of its job. NVIDIA has no limit for all clients of a job.
 
 use super::logs::UserLog;
 use super::observer::Observer;
@@ -85,7 +84,7 @@ pub struct MemoryWatch {
     gpus: Vec<GpuUuid>,
     told: BTreeSet<(i32, GpuUuid)>,
     told_jobs: BTreeSet<(JobId, GpuUuid)>,
-    /// They were told to end and are there still: they hold nothing for long.
+    /// Told to end, not gone yet: their memory no longer counts.
     ending: BTreeSet<i32>,
     told_silence: bool,
     active: bool,

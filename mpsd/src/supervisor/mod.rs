@@ -24,16 +24,17 @@ use std::time::Instant;
 
 const LONGEST_SPEC: u64 = 1 << 20;
 
-/// An error was also written to the report descriptor.
+/// An error of the start was also written to the report descriptor.
 pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
     let mut observer = observer::Observer::open(&spec);
-    let mut events = events::Events::new()?;
     observer.log = logs::UserLog::open(&spec);
     // If the prologue has gone, the job's MPS continues until the epilogue.
     let mut report_start = |what: &StartReport| drop(send(&mut report, what));
+    let made = events::Events::new();
+    let mut events = made.inspect_err(|why| report_start(&Err(why.clone())))?;
     let started = start::all(&spec, &mut events, |why| report_start(&Err(why.to_owned())));
     let running = started.inspect_err(|why| observer.log.line(why))?;
     let line = format!("ready after {} ms", began.elapsed().as_millis());

@@ -190,7 +190,10 @@ impl Observer {
         // client that comes at that moment along (806).
         for state in self.daemons.values_mut() {
             let known = state.left.remove(&killed.pid);
-            state.tainted |= known.unwrap_or_else(|| state.has_others(killed.pid));
+            let is_here =
+                [&state.clients, &state.connecting].map(|pids| pids.contains(&killed.pid));
+            let computed = || is_here.contains(&true) && state.has_others(killed.pid);
+            state.tainted |= known.unwrap_or_else(computed);
         }
         keep(&mut self.all.killed, killed);
     }

@@ -4,9 +4,11 @@
 use super::observer::Observer;
 use super::start::Running;
 use crate::job::spec::Spec;
+use crate::node::controls::LONGEST_NAME;
 use crate::node::nvml::Nvml;
 use crate::node::tasks::cgroup_name;
 use mpsd_core::observations::keep;
+use mpsd_core::script::CONTROL;
 use mpsd_core::{GpuUuid, JobId, record};
 use mpsd_sys::process::Process;
 use std::time::{Duration, Instant};
@@ -77,7 +79,9 @@ fn one(spec: &Spec, nvml: Nvml, gpu: GpuUuid, ours: &[i32]) -> Option<(i32, GpuU
         let of = cgroup_name(process).map(|name| name.job(&by_sluid));
         let is_jobs = of.is_none_or(|of| of.is_some_and(|of| of == *job || job.belongs_to(&of)));
         let stat = process.stat();
-        let is_server = stat.is_none_or(|stat| ours.contains(&stat.parent));
+        // Another MPS of the user's may have the GPU too.
+        let is_server = stat
+            .is_none_or(|stat| ours.contains(&stat.parent) || stat.name == CONTROL[..LONGEST_NAME]);
         is_users && is_jobs && !is_server
     };
     let listed = nvml.processes(&gpu).ok()?.into_iter();

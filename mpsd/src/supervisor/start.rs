@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub struct Running {
-    /// With the limits that it has now.
+    /// With its limits.
     pub daemon: Daemon,
     pub child: Child,
     pub tail: Tail,

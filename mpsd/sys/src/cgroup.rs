@@ -176,6 +176,8 @@ impl Cgroup {
             other => other.map_err(self.fail("read cgroup"))?,
         };
         let text = String::from_utf8_lossy(&text);
+        // A list that was cut may end within a number.
+        let (text, _) = text.rsplit_once('\n').unwrap_or_default();
         let pids = text.lines().filter_map(|line| line.trim().parse().ok());
         Ok(pids.filter(|pid| *pid > 0).collect())
     }
@@ -255,10 +257,6 @@ impl Cgroup {
         }
     }
 
-    pub fn is_own_base(base: &Path) -> bool {
-        base.ends_with(UNIT) || base.ends_with(PLAIN)
-    }
-
     /// Removes our own directory after the last job; the kernel keeps one in use. It may hang: any
     /// user can hold the lock of the directory above it.
     pub fn remove_base(base: &Path) {
@@ -334,10 +332,14 @@ mod tests {
             let _ = self.0.remove();
             // Their base, after the last test.
             let base_of_it = self.0.path().parent().unwrap();
-            if base_of_it.ends_with(base()) || Cgroup::is_own_base(base_of_it) {
+            if base_of_it.ends_with(base()) || is_own_base(base_of_it) {
                 let _ = std::fs::remove_dir(base_of_it);
             }
         }
+    }
+
+    fn is_own_base(base: &Path) -> bool {
+        base.ends_with(UNIT) || base.ends_with(PLAIN)
     }
 
     /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested.
@@ -482,10 +484,7 @@ mod tests {
         let _alone = alone();
         let TestCgroup(cgroup) = &TestCgroup(Cgroup::create("unit-test-place").unwrap().unwrap());
         let base = cgroup.path().parent().unwrap();
-        assert!(
-            Cgroup::is_own_base(base) && cgroup.path().exists(),
-            "{base:?}"
-        );
+        assert!(is_own_base(base) && cgroup.path().exists(), "{base:?}");
     }
 
     /// Machines differ in which hierarchy has the controllers.

@@ -1,5 +1,5 @@
-//! Kernel calls that nix and rustix lack, each safe to call. Nothing here allocates: the child of a
-//! fork may use them.
+//! Kernel calls that nix and rustix lack, each safe to call. The child of a fork may use all but
+//! `Pointers::new` and `reset_signals_of`, which allocate.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;

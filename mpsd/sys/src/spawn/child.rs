@@ -123,7 +123,8 @@ impl Child {
     /// Ends the session that it leads, and reaps it. `None`: SIGKILL does not end it.
     fn end_session(&mut self) -> Option<Exit> {
         if self.end.is_none() {
-            // Not reaped yet, so the number is not another group's. ESRCH: the session is empty.
+            // Not reaped yet, so the number is its own. It may lead no group yet.
+            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
             let _ = killpg(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
         self.wait(Deadline::after(SOON)).or_else(|| {

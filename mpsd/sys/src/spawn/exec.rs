@@ -178,6 +178,8 @@ fn steps(plan: &mut Plan<'_>, fds: &mut ChildDescriptors, above: RawFd) -> Resul
 /// (mount_namespaces(7)).
 fn hide(behind: &CStr, files: &[CString]) -> Result<(), Errno> {
     let none = None::<&CStr>;
+    // Below ENOENT is a device that is gone.
+    nix::sys::stat::lstat(behind)?;
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount(none, c"/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
     for file in files {
