@@ -180,11 +180,16 @@ fn mps_of_step(slurm: &dyn Slurm, node: &dyn Node, state: &PluginState) -> Optio
         let gpus = record.gpus.iter().filter(|_| record.shared);
         let gpus = gpus.map(|gpu| &gpu.uuid);
         let seen = settings.paths.seen(job, record.uid, gpus);
-        let mps = StepMps {
+        let mut mps = StepMps {
             record,
             paths,
             seen,
         };
+        // A step's own word, where it did not inherit it from another component.
+        let own = state.request_on().filter(|_| !step::is_component(slurm));
+        if let Some(report) = own.and_then(|request| request.report) {
+            (mps.record.report, mps.record.summary) = (report, false);
+        }
         (is_own && mps.record.state == RecordState::Ready).then_some(mps)
     };
     let job = slurm.job()?;

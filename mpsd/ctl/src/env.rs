@@ -19,7 +19,7 @@ pub struct Env {
     pub shell: Shell,
     /// Print the options that attach a container, for its runtime: podman run $(mpsctl env
     /// --container podman) IMAGE
-    #[arg(long, value_enum, value_name = "RUNTIME", conflicts_with = "shell")]
+    #[arg(long, value_enum, value_name = "RUNTIME", conflicts_with_all = ["shell", "main"])]
     pub container: Option<Container>,
     /// This is the job's main shell, which has no rank: it gets the lowest limit of a list, and no
     /// GPU's own daemon
@@ -47,8 +47,8 @@ impl Env {
     /// unless another job's MPS left variables.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         let found = caller.find()?;
-        // A shell that evaluates this would leave the MPS that it has. OpenPBS' hook asks for jobs
-        // without MPS too.
+        // Evaluating this would detach a shell from its own MPS. OpenPBS' hook also names jobs without
+        // MPS.
         let is_named = self.job.is_some() && self.shell != Shell::Json;
         if is_named && matches!(found, Attachment::WithoutMps(_)) {
             return Err(no_mps(caller).into());

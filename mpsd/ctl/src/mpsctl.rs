@@ -52,7 +52,7 @@ struct Arguments {
 enum Verb {
     /// Print the variables that attach a shell to its job's MPS: eval "$(mpsctl env)"
     ///
-    /// Prints nothing outside a job and in a job without MPS. If the job's MPS was refused or did
+    /// Without MPS it prints nothing, but --job then fails. If the job's MPS was refused or did
     /// not start, it says why on standard error and prints 'false', so that the eval fails too.
     /// With --container it then prints an option that no runtime knows.
     Env(Env),
@@ -110,7 +110,7 @@ enum Verb {
     /// Say whether jobs with MPS run on this node, and wait for their end (root)
     ///
     /// The packages ask it before they are removed, because a running job's end needs our files.
-    /// Exit status: 0 none runs, and nothing is printed; 1 some do, and are named.
+    /// Exit status: 0 none runs; 1 some do, and are named.
     Idle {
         /// Wait this long for the jobs with MPS that run on this node
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]

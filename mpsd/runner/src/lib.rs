@@ -35,8 +35,8 @@ enum Verb {
     ///
     /// FILE has a shell command on each line, as GNU parallel and TACC's launcher read it. Blank
     /// lines and lines that begin with # are left out. Each command sees one of the job's GPUs.
-    /// Exit status: 0 all commands succeeded; 1 to 100 so many failed; 101 more did; 255 none was
-    /// run; 128 and its number if a signal ended pack.
+    /// Exit status: 0 all commands succeeded; 1 to 100 so many failed; 101 more did; 255 pack
+    /// failed; 128 and its number if a signal ended pack.
     Pack(pack::Pack),
 }
 

@@ -49,6 +49,10 @@ impl Places {
         let no_job = || Refusal::new(verb, NO_JOB, "a job with GPUs");
         let job = caller.job().ok_or_else(no_job)?;
         let with_mps = caller.job_with_mps()?;
+        if caller.uid == 0 && with_mps.as_ref().is_some_and(|(record, _)| record.uid != 0) {
+            let why = "its MPS is a user's, and its programs would be root's";
+            return Err(Refusal::new(verb, why, "to be run by the job's user").into());
+        }
         let gpus = match &with_mps {
             Some(with_mps) => visible_gpus(with_mps)?,
             None => {

@@ -188,6 +188,19 @@ fn a_report_in_the_jobs_output_ends_with_the_advice() {
     }
 }
 
+#[test]
+fn a_step_has_its_own_word_for_the_report() {
+    for (flags, word) in [
+        ("mps", "4 clients at once, GPU 92 % busy"),
+        ("mps mps-report", "by its own mpsd so far: 4 clients"),
+        ("mps mps-report=off", ""),
+    ] {
+        let told = told_of((0, 0), flags, 4, |own| own.summary = true).concat();
+        assert!(told.contains(word), "{flags}: {told}");
+        assert_eq!(told.is_empty(), word.is_empty(), "{flags}: {told}");
+    }
+}
+
 /// A step from outside ('srun --jobid') inherits nothing of the script.
 #[test]
 fn a_job_with_a_script_ends_with_it() {

@@ -127,7 +127,12 @@ impl StatusReport {
             ..Self::default()
         };
         let names = match caller.job {
-            Some(job) => vec![JobId::parse(job)?.directory_name()],
+            Some(_) => {
+                let ids = caller.ids()?;
+                let here = ids.iter().find(|id| node.has_directory(id));
+                let meant = here.or(ids.last()).into_iter();
+                meant.map(JobId::directory_name).collect()
+            }
             None => {
                 let drains = markers::all(&settings.paths);
                 report.drains = drains.iter().map(drain_line).collect();

@@ -59,7 +59,7 @@ struct Copy {
 pub struct Measured {
     /// All clients' completions an hour, or the sum of their figures or rates.
     pub throughput: f64,
-    /// Each client's highest memory, MiB.
+    /// A client's mean at the peak, MiB.
     pub memory_mib: Option<u64>,
     /// The 50th and the 99th percentile of all clients' times.
     pub percentiles: Option<[f64; 2]>,

@@ -29,7 +29,7 @@ pub struct Row {
     /// The 50th and the 99th percentile of all clients' times, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub percentiles: Vec<[f64; 2]>,
-    /// Memory of a client at its highest, MiB.
+    /// A client's mean at the peak, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,9 +220,9 @@ impl Outcome {
         let memory = best.memory_mib.filter(|mib| *mib > 0);
         let allows = self.gpu_memory_mib.zip(memory);
         let allows = allows.map(|(all, each)| all / each * gpus);
+        let most = self.most_clients.map(|most| u64::from(most) * gpus);
         if let Some(allows) = allows {
             let _ = write!(line, "; memory allows {allows}");
-            let most = self.most_clients.map(|most| u64::from(most) * gpus);
             if let Some(most) = most.filter(|most| allows > *most) {
                 let _ = write!(line, ", MPS {most}");
             }
@@ -236,7 +236,9 @@ impl Outcome {
                 line.push_str(": if latency matters, fewer clients or a share");
             }
         }
-        let has_room = allows.is_none_or(|allows| allows > u64::from(best.clients));
+        let most = self.most_clients.map(|most| u64::from(most) * gpus);
+        let mut bounds = [allows, most].into_iter().flatten();
+        let has_room = bounds.all(|most| most > u64::from(best.clients));
         if self.counts().last() == Some(&best.clients) && has_room {
             let twice = best.clients.saturating_mul(2);
             let _ = write!(line, "; more may be better still (--clients {twice})");
@@ -333,6 +335,10 @@ mod tests {
             let advice = outcome(rows).advice();
             assert!(advice.starts_with(line), "{advice}");
         }
+        let mut full = outcome(&[ONE, (2, Some("none"), 20.0)]);
+        full.most_clients = Some(2);
+        let line = full.advice();
+        assert!(line.ends_with("; memory allows 18, MPS 2"), "{line}");
         let mut failed = outcome(&[ONE]);
         failed.rows[0].throughput = None;
         let none = "no client came to a figure under MPS: see the notes";

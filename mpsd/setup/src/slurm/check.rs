@@ -154,8 +154,8 @@ fn check_words(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     programs.into_iter().chain([config]).collect()
 }
 
-/// Only root can see what slurmd has loaded; otherwise it must have begun after our line was
-/// written. A copy that slurmd fetched is younger than slurmd and tells nothing. `None`: no line
+/// Only root can see what slurmd has loaded; for others slurmd must be newer than
+/// our line. A copy that slurmd fetched is younger than slurmd and tells nothing. `None`: no line
 /// names a plugin.
 fn check_slurmd(
     slurm: &Installation,
@@ -188,6 +188,9 @@ fn check_slurmd(
         Some(false) => Some(Warn(format!(
             "{of} began after our line was written, and has not loaded our plugin: its log says why"
         ))),
+        None if fetched || is_older().is_none() => Some(Warn(
+            "only root can see whether slurmd has loaded our plugin".to_owned(),
+        )),
         None => Some(Pass("slurmd began after our line was written".to_owned())),
     }
 }

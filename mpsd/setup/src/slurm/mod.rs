@@ -216,6 +216,12 @@ fn add_line(
                  {PLUGIN}: {line}"
             ));
         }
+        if stack.has_containers() && !stack.has_second() {
+            let second = second_line(plugin);
+            report.left(format!(
+                "add this line to '{shown}', behind the containers' plugin: {second}"
+            ));
+        }
         return Ok(());
     }
     if is_foreign(&snippet) {

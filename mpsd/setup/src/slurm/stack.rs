@@ -133,6 +133,13 @@ impl Stack {
         lines.iter().any(|(_, line)| is_its(line))
     }
 
+    pub fn has_second(&self) -> bool {
+        let lines = self.lines();
+        lines
+            .iter()
+            .any(|(_, line)| is_ours(line) && !is_first(line))
+    }
+
     /// Slurm loads a plugin once for each line, and each registers the same flags.
     pub fn check_repeats(&self) -> Option<CheckLine> {
         let mut lines = self.lines();
@@ -206,7 +213,12 @@ pub fn our_line(file: &Path) -> Option<String> {
 
 pub fn is_foreign(file: &Path) -> bool {
     match fs::read_to_string(file) {
-        Ok(text) => !text.starts_with(TAG),
+        Ok(text) => {
+            let lines = text.lines().skip(1).map(str::trim);
+            let is_word = |line: &&str| !line.is_empty() && !line.starts_with('#');
+            // We write one.
+            !text.starts_with(TAG) || lines.filter(is_word).count() > 1
+        }
         Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }
@@ -227,6 +239,22 @@ fn fits(pattern: &Path, file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_ours_only_with_nothing_of_the_sites_behind_our_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("plugstack.conf");
+        assert!(!is_foreign(&file));
+        for (behind, foreign) in [
+            ("", false),
+            ("\n# a note\n", false),
+            ("required x.so\n", true),
+        ] {
+            let text = format!("{TAG}\noptional {PLUGIN}\n{behind}");
+            fs::write(&file, text).unwrap();
+            assert_eq!(is_foreign(&file), foreign, "{behind}");
+        }
+    }
 
     #[test]
     fn an_include_is_found_as_slurm_would() {
