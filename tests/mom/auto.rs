@@ -2,7 +2,7 @@
 
 use crate::jobs::{
     attached, attached_without_limits, bare, begins, client, ends, on_both, openpbs, root,
-    says_once, shell, task_client,
+    says_once, shell, task_client, torque,
 };
 use std::time::{Duration, Instant};
 use tests::double::Builder;
@@ -123,6 +123,46 @@ fn a_job_of_the_queue_with_more_tasks_has_mps_unless_it_says_off() {
             ends(c, &job);
         }
     });
+}
+
+#[test]
+fn a_subjob_of_torque_in_the_queue_has_mps_by_its_script() {
+    let mut c = torque(&["nodea"], CONFIG);
+    let id = c.job("").id.replacen('.', "[1].", 1);
+    let job = Job::new(&id, "").on(&[&[0, 1]]).tasks(4).in_queue("gpus");
+    begins(&mut c, &job);
+    attached_without_limits(&client(&mut c, &job), &job);
+    ends(&mut c, &job);
+}
+
+/// Its MPS ends with it, by its directory.
+#[test]
+fn a_running_job_outlives_the_entry_of_its_queue() {
+    on_both(&["nodea"], CONFIG, |c| {
+        let job = c.job("").on(&[&[0, 1]]).in_queue("more");
+        begins(c, &job);
+        attached_without_limits(&client(c, &job), &job);
+        let other = "sed -i 's/\"more\"/\"most\"/' /etc/mpsd/mpsd.toml; mpsctl pbs install";
+        c.nodes[0].sh(other);
+        ends(c, &job);
+    });
+}
+
+#[test]
+fn a_job_of_the_queue_runs_where_mpsctl_fails() {
+    let mut c = openpbs(&["nodea"], CONFIG);
+    let job = c.job("").on(&[&[0, 1]]).in_queue("gpus");
+    begins(&mut c, &job);
+    let fails = "cp /usr/bin/mpsctl /root; printf '#!/bin/sh\\nexit 2\\n' >/usr/bin/mpsctl";
+    c.nodes[0].sh(fails);
+    let launched = c.hook(&job, 0, "execjob_launch");
+    assert!(
+        launched.accepted() && !launched.rerun,
+        "{}",
+        launched.message
+    );
+    c.nodes[0].sh("cp /root/mpsctl /usr/bin/mpsctl");
+    ends(&mut c, &job);
 }
 
 #[test]

@@ -190,9 +190,11 @@ fn a_script_with_a_wrong_mode_requeues_and_check_says_so() {
 
 #[test]
 fn a_missing_program_holds_a_job_that_asks_and_no_other() {
-    let mut c = torque(&["nodea"], "");
+    let mut c = torque(&["nodea"], "[pbs]\nauto_queues = [\"gpus\"]\n");
     c.nodes[0].sh("rm /usr/bin/mps-prologue");
     begun(&mut c, "proj1");
+    let of_queue = c.job("").in_queue("gpus");
+    begins(&mut c, &of_queue);
     let job = c.job("MPS=true");
     let run = Run {
         limit_ms: 1500,

@@ -257,7 +257,9 @@ def launch(event):
         prologue = os.path.join(PROGRAMS, "mps-prologue")
         if not os.path.exists(prologue):
             code, line = MISSING, lacks(prologue)
-    if code == MISSING and not asked(job):
+    if code != 0 and not (asks and asked(job)):
+        if line:
+            log(line)
         return forget(job, env)
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
@@ -478,7 +480,7 @@ def failed(event, act, error):
         clean(event.job, mom_waits())
         put_back(event.job, NOT_RUN)
         return line
-    if act is launch and (asked(event.job) or is_automatic):
+    if act is launch and asks and asked(event.job):
         return tell(line)
     return None
 
@@ -536,6 +538,9 @@ try:
     # The site asks for MPS for a job with GPUs. After execjob_begin this counts only if the job has a directory here.
     if AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode):
         is_automatic = event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(str(event.job.id))
+    # An end goes by the directory alone: the queue may have left AUTO_QUEUES.
+    elif event.type in (getattr(pbs, "EXECJOB_END", None), getattr(pbs, "EXECJOB_ABORT", None)):
+        is_automatic = os.path.lexists(os.path.join(JOBS, str(event.job.id)))
 except Exception:
     pass
 try:

@@ -275,7 +275,12 @@ impl Cluster {
 
     pub(super) fn has_script(&mut self, job: &Job) {
         if !job.interactive {
-            let file = format!("{}/mom_priv/jobs/{}.SC", self.product.home(), job.id);
+            let id = match self.product {
+                // As the mom's own file of a subjob (source: req_jobscript).
+                Product::Torque => job.id.replace('[', "-").replace(']', ""),
+                Product::OpenPbs => job.id.clone(),
+            };
+            let file = format!("{}/mom_priv/jobs/{id}.SC", self.product.home());
             self.nodes[0].write(&file, job.script, 0o644);
         }
     }
