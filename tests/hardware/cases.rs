@@ -80,7 +80,7 @@ pub const CASES: &[Case] = &[
     case(
         "sight",
         ONE,
-        "A start from sleep, with all GPUs seen and with the job's alone (3 minutes, 9 pairs)",
+        "A start from sleep, with all GPUs seen and with the job's alone (3 minutes with --pairs 9)",
         &[
             Sides(SIGHT, SIGHT_RATIOS),
             Slurm(one_gpu),

@@ -311,7 +311,20 @@ fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     assert_eq!(cluster.read(STACK), own);
     let ran = cluster.check().exits(2);
     ran.prints("does not have our line, and the controller sends nothing");
-    cluster.write(STACK, &format!("{own}{}\n", cluster.line()));
+    let first = format!("{own}{}\n", cluster.line());
+    cluster.write(STACK, &first);
+    let ran = cluster.enable().exits(1);
+    let second = ran
+        .out
+        .lines()
+        .find(|line| line.ends_with(" look=container"));
+    let second = second
+        .and_then(|line| line.rsplit_once(": "))
+        .map(|(_, line)| line);
+    cluster.write(
+        STACK,
+        &format!("{first}{}\n", second.expect("a second line")),
+    );
     cluster.enable().ok();
     cluster.check().ok();
     let ran = cluster.slurm("disable", &[]).exits(1);
