@@ -174,8 +174,9 @@ fn has_cell(program: &Path, words: &[String]) -> Result<bool> {
         let bed = bed.or_else(|| word.split_once("::the_nodes_"));
         listed.contains(bed.map_or(&**word, |(bed, _)| bed))
     };
-    let mut names = words.iter().filter(|word| !word.starts_with('-'));
-    Ok(names.any(is_in))
+    let names = words.iter().filter(|word| !word.starts_with('-'));
+    let mut names = names.peekable();
+    Ok(names.peek().is_none() || names.any(is_in))
 }
 
 /// Cuts until a job has ended before its cut; `then`: what becomes of the job.

@@ -210,7 +210,7 @@ fn a_start_that_the_hook_cannot_wait_for_is_tried_again() {
 #[test]
 fn a_script_or_hook_with_other_queues_is_told() {
     on_both(&["nodea"], CONFIG, |c| {
-        let told = "asks for the jobs of other queues than auto_queues";
+        let told = "auto_queues of mpsd.toml";
         let launcher = "has MPS only if its script names an MPI launcher";
         for (change, is_told) in [
             ("true", false),

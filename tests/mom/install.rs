@@ -29,9 +29,14 @@ fn a_prologue_of_the_site_is_never_touched() {
     let lines: String = lines.split_inclusive('\n').take(2).collect();
     let chained = format!("{own}{lines}");
     c.nodes[0].write(file, &chained.replace("--queue", "--node"), 0o500);
-    let told = ["asks for the jobs of other queues than auto_queues"];
+    let told = ["lacks our lines for auto_queues"];
     checks(&mut c, 0, &told);
-    root(&mut c, 1, "mpsctl pbs install", &["add to it:"]);
+    root(
+        &mut c,
+        1,
+        "mpsctl pbs install",
+        &["replace our lines in it by:"],
+    );
     c.nodes[0].write(file, &chained, 0o500);
     let checked = checks(&mut c, 0, &[]);
     assert!(!checked.contains(told[0]), "{checked}");

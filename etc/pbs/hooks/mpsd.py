@@ -538,8 +538,8 @@ try:
     # The site asks for MPS for a job with GPUs. After execjob_begin this counts only if the job has a directory here.
     if AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode):
         is_automatic = event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(str(event.job.id))
-    # An end goes by the directory alone: the queue may have left AUTO_QUEUES.
-    elif event.type in (getattr(pbs, "EXECJOB_END", None), getattr(pbs, "EXECJOB_ABORT", None)):
+    # Later the directory alone decides: the queue may have left AUTO_QUEUES.
+    elif event.type in [getattr(pbs, "EXECJOB_" + name, None) for name in ("LAUNCH", "END", "ABORT")]:
         is_automatic = os.path.lexists(os.path.join(JOBS, str(event.job.id)))
 except Exception:
     pass

@@ -29,7 +29,10 @@ pub(super) fn length(paths: &Paths) -> CheckLine {
     };
     match LONGEST_PIPE {
         most if longest > most => Fail(told("", longest)),
-        most if shared > most => Warn(told("of an MPS that jobs share ", shared)),
+        most if shared > most => Warn(told(
+            "of an MPS that jobs share, if GPUs are shared, ",
+            shared,
+        )),
         _ => Pass(format!(
             "pipe directories below '{run}' are short enough for the vendor"
         )),
@@ -126,10 +129,7 @@ mod tests {
         let usual = length(&Paths::new("/run/mpsd", "/var/lib/mpsd"));
         assert_eq!(usual.status(), "OK", "{usual}");
         // A shared MPS has the user's number and the GPU's UUID.
-        let shared = length(&Paths::new(
-            "/run/of-27-bytes-in-all-xxxxxxx",
-            "/var/lib/mpsd",
-        ));
+        let shared = length(&Paths::new("/run/of-27-bytes-in-all-xxx", "/var/lib/mpsd"));
         assert_eq!(shared.status(), "WARN", "{shared}");
         let long = format!("/run/{}", "x".repeat(30));
         let long = length(&Paths::new(long, "/var/lib/mpsd")).to_string();

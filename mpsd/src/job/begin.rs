@@ -132,14 +132,15 @@ fn begin_without_mps<N: Node>(
 ) -> Result<(), FailedStart> {
     let id = &job.submission.job;
     let was_here = node.has_directory(id);
+    let was_over = early.is_none() && node.is_cancelled(id);
     let held = match early {
         Some(held) => Ok(Some(held)),
         None => clear_and_lock(node, job, when),
     };
     let line = Mode::auto_without(why);
     let left = match held {
-        Ok(Some(_held)) => {
-            if clear_if_over(node, id) {
+        Ok(Some(held)) => {
+            if !was_over && clear_if_over(node, id) {
                 return Ok(());
             }
             let (uid, state) = (job.user.uid, RecordState::Unneeded);
@@ -149,14 +150,19 @@ fn begin_without_mps<N: Node>(
             record
                 .warnings
                 .extend((!job.asked.by_site).then(|| line.clone()));
-            node.write_record(&record)
+            let written = node.write_record(&record);
+            drop(held);
+            written
         }
         Ok(None) => return Ok(()),
         Err(failed) if was_here => return Err(failed),
         Err(failed) => Err(failed.failure),
     };
     if let Err(failure) = left {
-        let _ = node.remove_job(id);
+        // Another start of the job may have begun.
+        if !node.is_held(id) && matches!(node.read_journal(id), Ok(None)) {
+            let _ = node.remove_job(id);
+        }
         let text = format!("job {id}: its steps get no MPS: {failure}");
         node.log(Severity::Warning, &text);
     }
@@ -204,7 +210,11 @@ fn clear_and_lock(
     // Now, because the mark goes with the directory.
     let is_over = !was_over && node.is_cancelled(id);
     undo::remove_or_mark(node, &journal, &mut findings);
-    findings.allow_start(format!("job {id}"), why)?;
+    let allowed = findings.allow_start(format!("job {id}"), why);
+    allowed.map_err(|failed| FailedStart {
+        job_ended: is_over,
+        ..failed
+    })?;
     if is_over {
         return Err(FailedStart {
             job_ended: true,

@@ -139,15 +139,13 @@ pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &
     let held = node.open_job(id);
     let failed = match &held {
         Ok(_) => node.write_record(&record).err(),
-        // Another start has it.
         Err(error) => Some(error.clone()),
     };
     if let Some(error) = failed {
         match node.read_journal(id) {
             Ok(None) if held.is_ok() => drop(node.remove_job(id)),
-            // What is still to be taken down stays.
-            _ if held.is_ok() => drop(node.remove_record(id)),
-            _ => {}
+            // What is still to be taken down stays, as does another start.
+            _ => drop(node.remove_record(id)),
         }
         let text = format!("job {id}: 'mpsctl status' cannot say why it has no MPS: {error}");
         node.log(Severity::Warning, &text);

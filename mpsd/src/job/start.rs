@@ -145,7 +145,10 @@ impl Start {
             start.tell_tasks(node, RecordState::Ready)?;
             Ok(())
         })?;
-        node.audit(&audit::begun(&self.journal));
+        let Self { journal, _held, .. } = self;
+        node.audit(&audit::begun(&journal));
+        // An end may wait for it.
+        drop(_held);
         let lines = node.withdraw_remarks(&job.location);
         lines.iter().for_each(|line| node.log(Severity::Info, line));
         Ok(())

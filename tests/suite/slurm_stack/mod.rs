@@ -331,6 +331,21 @@ fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     ran.prints("remove the line for spank_mps.so");
 }
 
+#[test]
+fn what_a_site_adds_to_a_stack_of_ours_stays() {
+    const ITS: &str = "required /opt/site.so\n";
+    for text in [GOOD, CONFIGLESS] {
+        let cluster = Cluster::new(text);
+        cluster.enable().ok();
+        let ours = cluster.read(STACK);
+        cluster.write(STACK, &format!("{ours}{ITS}"));
+        cluster.enable().ok();
+        assert_eq!(cluster.read(STACK), format!("{ours}{ITS}"));
+        cluster.slurm("disable", &[]).ok();
+        assert_eq!(cluster.read(STACK), ITS);
+    }
+}
+
 /// From files on every node to configless, with the line in the stack itself, and back.
 #[test]
 fn a_cluster_that_changes_has_one_line() {

@@ -274,7 +274,9 @@ pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Resu
     let before = controller.status()?;
     if before.drained {
         let reason = before.reason.unwrap_or_default();
-        if reason != marker.reason {
+        // As in `state`.
+        let is_earlier = !marker.delivered && reason.starts_with(PREFIX);
+        if reason != marker.reason && !is_earlier {
             let shown = format!("the reason shown is '{}'", one_line(&reason, SHOWN));
             return Err(format!("{shown}, which is not ours: left as it is"));
         }

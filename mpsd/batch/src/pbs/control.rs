@@ -192,7 +192,8 @@ impl Located for Installation {
 
 fn job_state(node: &str, code: Option<i32>, text: &str) -> JobState {
     // OpenPBS says "has finished" of a job that it keeps as history only.
-    let has_finished = code != Some(0) && text.contains("has finished");
+    let has_failed = code.is_some_and(|code| code != 0);
+    let has_finished = has_failed && text.contains("has finished");
     if code == Some(UNKNOWN_JOB) || has_finished {
         return JobState::Gone("the server does not know it".to_owned());
     }

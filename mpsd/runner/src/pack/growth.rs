@@ -119,7 +119,7 @@ impl Growth {
             each if each >= bounds.most => {
                 Some("as many as the GPU takes clients, or as have memory")
             }
-            each if each <= START && each >= bounds.cores / bounds.gpus.max(1) => {
+            each if each <= START && each == (bounds.cores / bounds.gpus.max(1)).max(1) => {
                 Some("a core each: -c gives more")
             }
             _ => None,

@@ -236,7 +236,6 @@ impl Outcome {
                 line.push_str(": if latency matters, fewer clients or a share");
             }
         }
-        let most = self.most_clients.map(|most| u64::from(most) * gpus);
         let mut bounds = [allows, most].into_iter().flatten();
         let has_room = bounds.all(|most| most > u64::from(best.clients));
         if self.counts().last() == Some(&best.clients) && has_room {

@@ -17,7 +17,9 @@ use clap::builder::BoolishValueParser;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::plugin_line::{Arguments, PROGRAMS};
 use mpsd_core::text::list;
-use stack::{Delivery, PLUGIN, Stack, TAG, WORDS, is_foreign, is_ours, our_line, second_line};
+use stack::{
+    Delivery, PLUGIN, Stack, TAG, WORDS, has_ours, is_foreign, is_ours, our_line, second_line,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -208,7 +210,7 @@ fn add_line(
     let for_release = format!(" for Slurm {release}");
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
-        if !is_foreign(&stack.file) {
+        if !is_foreign(&stack.file) && stack.of_site().is_empty() {
             report.write(&stack.file, &tagged(line), MODE, &about)?;
         } else if our_line(&stack.file).as_deref() != Some(line) {
             report.left(format!(
@@ -216,8 +218,7 @@ fn add_line(
                  {PLUGIN}: {line}"
             ));
         }
-        if stack.has_containers() && !stack.has_second() {
-            let second = second_line(plugin);
+        if let Some(second) = stack.missing_second(plugin) {
             report.left(format!(
                 "add this line to '{shown}', behind the containers' plugin: {second}"
             ));
@@ -229,7 +230,7 @@ fn add_line(
         bail!("'{shown}': there is one that we did not write; remove it first");
     }
     report.write(&snippet, &tagged(line), MODE, &for_release)?;
-    if !is_foreign(&stack.file) {
+    if !is_foreign(&stack.file) && stack.of_site().is_empty() {
         let include = tagged(&stack.include());
         report.write(&stack.file, &include, MODE, " to include it")?;
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
@@ -379,14 +380,20 @@ fn disable(stack: &Stack) -> Result<VerbReport> {
     let (snippet, file) = (stack.snippet(), &stack.file);
     let mut report = VerbReport::default();
     for path in [&snippet, &stack.second_snippet(), file] {
-        if path.exists() && !is_foreign(path) {
-            report.remove(path)?;
+        let sites = stack.of_site().join("\n");
+        match path.exists() && !is_foreign(path) {
+            true if path == file && !sites.is_empty() => {
+                let text = format!("{sites}\n");
+                report.write(path, text.as_bytes(), MODE, " with the site's own lines")?;
+            }
+            true => report.remove(path)?,
+            false => {}
         }
     }
     if snippet.exists() {
         let snippet = snippet.display();
         report.left(format!("'{snippet}' is not ours: left as it is"));
-    } else if our_line(file).is_some() {
+    } else if has_ours(file) {
         let file = file.display();
         report.left(format!("remove the line for {PLUGIN} from '{file}'"));
     } else if report.changed {

@@ -133,11 +133,21 @@ impl Stack {
         lines.iter().any(|(_, line)| is_its(line))
     }
 
-    pub fn has_second(&self) -> bool {
-        let lines = self.lines();
+    /// The line that the stack itself, without what it includes, lacks behind such a plugin.
+    pub fn missing_second(&self, plugin: &Path) -> Option<String> {
+        let (lines, shown) = (read_lines(&self.file), plugin.display().to_string());
+        let is_container = |line: &String| CONTAINERS.iter().any(|(_, file)| names(line, file));
+        let is_second = |line: &String| is_ours(line) && !is_first(line) && line.contains(&shown);
+        let is_missing = lines.iter().any(is_container) && !lines.iter().any(is_second);
+        is_missing.then(|| second_line(plugin))
+    }
+
+    /// What the site has added to a stack that we wrote.
+    pub fn of_site(&self) -> Vec<String> {
+        let (mut lines, include) = (read_lines(&self.file), self.include());
+        lines.retain(|line| line != TAG && line.trim() != include && !is_ours(line));
+        lines.retain(|line| !line.trim().is_empty());
         lines
-            .iter()
-            .any(|(_, line)| is_ours(line) && !is_first(line))
     }
 
     /// Slurm loads a plugin once for each line, and each registers the same flags.
@@ -211,14 +221,13 @@ pub fn our_line(file: &Path) -> Option<String> {
     read_lines(file).into_iter().find(|line| is_first(line))
 }
 
+pub fn has_ours(file: &Path) -> bool {
+    read_lines(file).iter().any(|line| is_ours(line))
+}
+
 pub fn is_foreign(file: &Path) -> bool {
     match fs::read_to_string(file) {
-        Ok(text) => {
-            let lines = text.lines().skip(1).map(str::trim);
-            let is_word = |line: &&str| !line.is_empty() && !line.starts_with('#');
-            // We write one.
-            !text.starts_with(TAG) || lines.filter(is_word).count() > 1
-        }
+        Ok(text) => !text.starts_with(TAG),
         Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }
@@ -239,22 +248,6 @@ fn fits(pattern: &Path, file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_is_ours_only_with_nothing_of_the_sites_behind_our_line() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("plugstack.conf");
-        assert!(!is_foreign(&file));
-        for (behind, foreign) in [
-            ("", false),
-            ("\n# a note\n", false),
-            ("required x.so\n", true),
-        ] {
-            let text = format!("{TAG}\noptional {PLUGIN}\n{behind}");
-            fs::write(&file, text).unwrap();
-            assert_eq!(is_foreign(&file), foreign, "{behind}");
-        }
-    }
 
     #[test]
     fn an_include_is_found_as_slurm_would() {

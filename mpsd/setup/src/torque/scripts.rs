@@ -101,8 +101,12 @@ pub fn place_scripts(
             let call = command_line(&ctx.programs.join(script.program), ctx);
             let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
             let lines = lines.replace("QUEUES", &queues(ctx));
+            let how = match calls_us(&path) {
+                true => "replace our lines in it by",
+                false => "add to it",
+            };
             report.left(format!(
-                "'{shown}' is the site's own and stays; add to it:\n    {lines}"
+                "'{shown}' is the site's own and stays; {how}:\n    {lines}"
             ));
         }
     }
@@ -183,7 +187,7 @@ pub fn check_scripts(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLin
         let shown = path.display();
         all.extend(lacks_queues(script, &path, ctx).then(|| {
             Warn(format!(
-                "'{shown}' asks for the jobs of other queues than auto_queues of mpsd.toml: 'mpsctl pbs install' again"
+                "'{shown}' lacks our lines for auto_queues of mpsd.toml: run 'mpsctl pbs install' again"
             ))
         }));
         all.push(match fs::metadata(&path) {
