@@ -136,7 +136,8 @@ pub trait Node {
     /// Writes a record for the job's tasks if `mps-prologue` could not; root only.
     fn write_record(&self, path: &Path, record: &Record) -> Result<(), String>;
     fn observations(&self, seen: &SeenPaths) -> Option<Observations>;
-    /// The last words of the job's `mpsd`, each of them once; `None`: none to show, or another step takes them now.
+    /// The last words of the job's `mpsd`, each of them once; `None`: none to show, or another step
+    /// takes them now.
     fn take_last_words(&self, seen: &SeenPaths) -> Option<Vec<String>>;
     /// For the job's report, which lacks the task after a failure; root only.
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) -> Option<()>;

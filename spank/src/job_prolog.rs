@@ -90,7 +90,8 @@ fn record_failure(
 }
 
 /// `job_epilog`: cleans every directory of the job, even if the job did not ask; without one it
-/// costs two lookups and a read of mpsd.toml. `mps-epilogue` also takes its second look at what hung in the driver.
+/// costs two lookups and a read of mpsd.toml. `mps-epilogue` also takes its second look at what
+/// hung in the driver.
 pub fn epilog(slurm: &dyn Slurm, node: &dyn Node, line: &Arguments) {
     let Some(job) = slurm.job() else { return };
     let settings = settings(slurm, node, line).unwrap_or_else(|_| Settings::usual());

@@ -52,7 +52,8 @@ pub trait Controller {
     fn started(&self, _job: &JobId) -> Result<(), String> {
         Ok(())
     }
-    /// Puts a job back into the queue; held there if `most` earlier starts of its MPS failed (0: no limit).
+    /// Puts a job back into the queue; held there if `most` earlier starts of its MPS failed (0: no
+    /// limit).
     fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }

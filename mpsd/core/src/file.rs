@@ -105,7 +105,8 @@ pub enum Durability {
     OnDisk,
 }
 
-/// Replaces or makes `path`, or leaves the old file. Follows links to its directory, which only root may write.
+/// Replaces or makes `path`, or leaves the old file. Follows links to its directory, which only
+/// root may write.
 pub fn replace(
     path: &Path,
     bytes: &[u8],

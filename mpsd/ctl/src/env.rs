@@ -47,8 +47,8 @@ impl Env {
     /// unless another job's MPS left variables.
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
         let found = caller.find()?;
-        // Evaluating this would detach a shell from its own MPS. OpenPBS' hook also names jobs without
-        // MPS.
+        // Evaluating this would detach a shell from its own MPS. OpenPBS' hook also names jobs
+        // without MPS.
         let is_named = self.job.is_some() && self.shell != Shell::Json;
         if is_named && matches!(found, Attachment::WithoutMps(_)) {
             return Err(no_mps(caller).into());

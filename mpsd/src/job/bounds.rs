@@ -11,7 +11,8 @@ use mpsd_core::{Failure, JobId, Refusal};
 const OF_A_JOB: usize = 16;
 const OF_A_USER: usize = 64;
 
-/// The step's own record is written already and counts, so steps that start at once cannot pass the limit.
+/// The step's own record is written already and counts, so steps that start at once cannot pass the
+/// limit.
 pub(super) fn expect_few_steps(node: &mut impl Node, job: &Job) -> Result<(), Failure> {
     if !job.submission.step {
         return Ok(());

@@ -96,7 +96,8 @@ pub(super) fn leave(
     // The mode first: it could not be restored without the account.
     match restore {
         Ok(Some(mode)) => node.set_compute_mode(gpu, mode)?,
-        // A killed prologue's change may still wait in the driver's queue: this later one undoes it.
+        // A killed prologue's change may still wait in the driver's queue: this later one undoes
+        // it.
         Ok(None) if account.set.is_some() && account.users.is_empty() => {
             let _ = node.set_compute_mode(gpu, now);
         }

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A newer program reads every older version; an older one drains, and leaves it alone.
+/// A newer program reads every older version; an older one leaves a newer journal alone, and
+/// drains.
 pub const VERSION: u32 = 1;
 
 /// A process by pid and start time; a file by device and inode.

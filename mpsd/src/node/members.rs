@@ -298,9 +298,9 @@ fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
 
 /// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on
 /// an H200 machine, with the program itself in `/usr/local/nvidia`). Such a name counts only in the
-/// MPS' cgroup, which holds what we started and its children. Root must own the file, and others must not
-/// be able to write it. The name that a process gives itself proves nothing. This looks files up,
-/// so only a child with a deadline may call it.
+/// MPS' cgroup, which holds what we started and its children. Root must own the file, and others
+/// must not be able to write it. The name that a process gives itself proves nothing. This looks
+/// files up, so only a child with a deadline may call it.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);

@@ -119,7 +119,8 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// In a job of several nodes another node's words stay: its start may yet fail, and add to the count.
+    /// In a job of several nodes another node's words stay: its start may yet fail, and add to the
+    /// count.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {

@@ -217,7 +217,8 @@ settings! {
     Defaults [defaults] {
         /// The mode of a job that gets MPS without a request ([slurm] auto_..., [pbs] auto_queues).
         /// "auto": MPS if the job has more tasks on the node than GPUs, or a GPU that jobs share;
-        /// else the job is as if there were no mpsd. "on", "per-gpu", "own": also where it brings nothing.
+        /// else the job is as if there were no mpsd. "on", "per-gpu", "own": also where it brings
+        /// nothing.
         mode: Mode = Mode::Auto;
 
         threads: Option<Threads> = None => "auto";
@@ -243,9 +244,9 @@ settings! {
         /// node's.
         requeue: bool = true;
 
-        /// Hold the job at the next failed start after so many, with the reason in its comment and a
-        /// note in the node's comment. The job's comment counts them; if it has several lines or no
-        /// room, Slurm's restarts of any cause count. 0: never hold.
+        /// Hold the job at the next failed start after so many, with the reason in its comment and
+        /// a note in the node's comment. The job's comment counts them; if it has several lines or
+        /// no room, Slurm's restarts of any cause count. 0: never hold.
         requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;
 
         /// Jobs that get MPS without a request, by the mode of [defaults]: jobs with --gres=mps:N;

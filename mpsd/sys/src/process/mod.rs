@@ -33,7 +33,8 @@ impl ProcessId {
 pub struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
-    /// `None`: gone, no descriptor is left, or only a parent learns the end (before Linux 6.13; 6.13 and 6.14 do not tell how).
+    /// `None`: gone, no descriptor is left, or only a parent learns the end (before Linux 6.13;
+    /// 6.13 and 6.14 do not tell how).
     pub fn of(pid: i32) -> Option<Self> {
         let pidfd = raw::pidfd_open(pid).ok()?;
         raw::pidfd_end(pidfd.as_fd()).ok()?;

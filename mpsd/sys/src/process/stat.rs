@@ -135,7 +135,8 @@ pub struct Entry {
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads what cannot hang. `None`: it is not complete. Processes that we may not read are left out.
+    /// Reads what cannot hang. `None`: it is not complete. Processes that we may not read are left
+    /// out.
     pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
