@@ -12,8 +12,8 @@ use tests::child;
 use crate::result::Section;
 use crate::site::{self, Run};
 
-/// Processes of ours and NVIDIA's, files and cgroups, a line each. The harness and the shell that
-/// called it have the same words in their paths.
+/// Processes of ours and NVIDIA's, files and cgroups, a line each. Left out are this harness and
+/// its callers, whose paths have the same words.
 const LOOK: &str = r#"
 ps -e -o pid=,ppid=,user=,stat=,args= | while read -r pid parent user state program rest; do
     case "$pid ${program##*/}" in

@@ -176,6 +176,8 @@ fn a_user_who_says_auto_reads_once_what_it_found() {
         bare(&task_client(c, &job, 0, "/usr/bin/mpsctl exec -- "));
         says_once(&c.told(&job), &[WHY]);
         root(c, 1, &format!("mpsctl status {}", job.id), &[WHY]);
+        let (number, _) = job.id.split_once('.').unwrap();
+        root(c, 1, &format!("mpsctl status {number}"), &[WHY]);
         ends(c, &job);
         let job = c.job("MPS=auto,MPS_THREADS=50").tasks(4);
         begins(c, &job);

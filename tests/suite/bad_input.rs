@@ -54,6 +54,8 @@ fn an_unknown_user_is_undetermined_and_root_is_refused() {
         args[3] = user;
         says(&bed, &bed.prologue(&args, &[]), code, &words);
     }
+    // An epilogue that names no job finds no node as it was.
+    bed.strict_end("../12").exits(2);
 }
 
 /// All at once, because each waits for a scheduler to drain its node.

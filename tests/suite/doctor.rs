@@ -190,6 +190,11 @@ fn a_daemon_of_roots_is_named_meets_no_job_and_fails_the_node_if_it_holds_an_exc
     finish(of_root(&bed.node.control()).arg("-d")).ok();
     let named = |line: &String| line.starts_with("WARN  an MPS daemon of root that is no job's");
     assert_one(&told(), &named);
+    // As after an upgrade of its package.
+    let (control, new) = (bed.node.control(), bed.path("new"));
+    fs::copy(&control, &new).expect("a program");
+    fs::rename(new, control).expect("its place");
+    assert_one(&told(), &named);
 
     // slurmd may have its variables.
     let args = prologue_on_gpu_0("1.srv", "MPS=true");

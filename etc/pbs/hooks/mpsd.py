@@ -535,12 +535,13 @@ try:
 except Exception:
     pass  # the site has no such resource
 try:
-    # The site asks for MPS for a job with GPUs. After execjob_begin this counts only if the job has a directory here.
-    if AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode):
-        is_automatic = event.type == getattr(pbs, "EXECJOB_BEGIN", None) or has_directory(str(event.job.id))
-    # Later the directory alone decides: the queue may have left AUTO_QUEUES.
-    elif event.type in [getattr(pbs, "EXECJOB_" + name, None) for name in ("LAUNCH", "END", "ABORT")]:
-        is_automatic = os.path.lexists(os.path.join(JOBS, str(event.job.id)))
+    # The site asks for MPS for a job with GPUs. After execjob_begin only the job's directory here counts, because its queue may
+    # have left AUTO_QUEUES; if its name does not tell, the queue.
+    of_queue = AUTO_QUEUES and str(event.job.queue) in AUTO_QUEUES and "ngpus=" in str(event.job.exec_vnode)
+    if event.type == getattr(pbs, "EXECJOB_BEGIN", None):
+        is_automatic = of_queue
+    elif of_queue or len(str(event.job.id)) <= 40:
+        is_automatic = has_directory(str(event.job.id))
 except Exception:
     pass
 try:

@@ -128,6 +128,18 @@ mod tests {
     use super::*;
     use mpsd_core::environment::JOB;
 
+    /// A main shell may have no pipe directory, and the container would start without options.
+    #[test]
+    fn a_main_shell_has_no_options_of_a_container() {
+        let parsed = |more: &[&str]| {
+            let words = [&["env", "--container", "podman"], more].concat();
+            let command = <Env as clap::Args>::augment_args(clap::Command::new("env"));
+            command.try_get_matches_from(words)
+        };
+        parsed(&[]).unwrap();
+        parsed(&["--main"]).unwrap_err();
+    }
+
     #[test]
     fn each_shell_reads_its_own_syntax() {
         let changes = [Change::set(JOB, "it's 4!"), Change::unset(VISIBLE_DEVICES)];

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// A GPU in mode EXCLUSIVE_PROCESS, and the processes on it.
 pub(super) type Held = (u32, Vec<i32>);
 
-/// The control daemons that no job has. Users with an MPS of ours are left out.
+/// Control daemons outside all jobs, of users who have no MPS of ours.
 pub(super) fn daemons(settings: &Settings) -> Vec<ControlDaemon> {
     let users = users_with_mps(settings);
     let mut found = control_daemons(|uid| !users.contains(&uid));

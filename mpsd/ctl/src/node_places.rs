@@ -12,31 +12,30 @@ use std::path::PathBuf;
 /// Longest path of a pipe directory, bytes. With a longer one NVIDIA's daemon ends without a
 /// message (docs/facts/mps-control.md#starting).
 const LONGEST_PIPE: usize = 85;
-/// Longest name of a job's directory and of a pipe directory in it, bytes; of a shared MPS (a uid
-/// and a GPU's UUID), too.
+/// Longest names of a job's directory and a pipe directory in it, bytes.
 const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
+/// The same of an MPS that jobs share: its user's number, and its GPU's UUID.
 const LONGEST_SHARED: usize = "/4294967295-".len() + 40 + "/pipe".len();
 
 pub(super) fn length(paths: &Paths) -> CheckLine {
-    let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
-    let shared = paths.shared().as_os_str().len() + LONGEST_SHARED;
     let run = paths.run().display();
     let told = |of: &str, bytes: usize| {
         format!(
-            "a pipe directory {of}below run_dir '{run}' may have {bytes} bytes, and NVIDIA's daemon ends without a word above \
-             {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
+            "a pipe directory of {of} below run_dir '{run}' may have {bytes} bytes, and NVIDIA's daemon ends without a word \
+             above {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
         )
     };
-    match LONGEST_PIPE {
-        most if longest > most => Fail(told("", longest)),
-        most if shared > most => Warn(told(
-            "of an MPS that jobs share, if GPUs are shared, ",
-            shared,
-        )),
-        _ => Pass(format!(
-            "pipe directories below '{run}' are short enough for the vendor"
-        )),
+    let longest = paths.jobs().as_os_str().len() + LONGEST_NAMES;
+    if longest > LONGEST_PIPE {
+        return Fail(told("a job", longest));
     }
+    let longest = paths.shared().as_os_str().len() + LONGEST_SHARED;
+    if longest > LONGEST_PIPE {
+        return Warn(told("jobs that share a GPU", longest));
+    }
+    Pass(format!(
+        "pipe directories below '{run}' are short enough for the vendor"
+    ))
 }
 
 pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
@@ -128,8 +127,7 @@ mod tests {
     fn a_path_that_the_vendor_cannot_take_is_wrong() {
         let usual = length(&Paths::new("/run/mpsd", "/var/lib/mpsd"));
         assert_eq!(usual.status(), "OK", "{usual}");
-        // A shared MPS has the user's number and the GPU's UUID.
-        let shared = length(&Paths::new("/run/of-27-bytes-in-all-xxx", "/var/lib/mpsd"));
+        let shared = length(&Paths::new("/run/long-enough-to-matter", "/var/lib/mpsd"));
         assert_eq!(shared.status(), "WARN", "{shared}");
         let long = format!("/run/{}", "x".repeat(30));
         let long = length(&Paths::new(long, "/var/lib/mpsd")).to_string();

@@ -9,12 +9,11 @@ use super::outcome::{self, Failing};
 use super::planned::make_plan;
 use super::prepared::{Job, Scheduled};
 use super::spec::Spec;
-use super::start::{ENDED, Start};
+use super::start::{Start, ended};
 use super::store::Store as _;
 use super::undo;
 use crate::plan::auto::{self, Finding};
 use mpsd_core::by_site::{self, BySite};
-use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Mode;
 use mpsd_core::{Failure, JobId};
@@ -138,31 +137,21 @@ fn begin_without_mps<N: Node>(
         None => clear_and_lock(node, job, when),
     };
     let line = Mode::auto_without(why);
-    let left = match held {
-        Ok(Some(held)) => {
-            if !was_over && clear_if_over(node, id) {
-                return Ok(());
-            }
-            let (uid, state) = (job.user.uid, RecordState::Unneeded);
-            let mut record = Record::without_mps(id.clone(), uid, state, line.clone());
-            record.request = Some(job.asked.request.clone());
-            record.by_site = job.asked.by_site.then(BySite::default);
-            record
-                .warnings
-                .extend((!job.asked.by_site).then(|| line.clone()));
-            let written = node.write_record(&record);
-            drop(held);
-            written
-        }
+    let held = match held {
+        Ok(Some(_)) if !was_over && clear_if_over(node, id) => return Ok(()),
+        Ok(Some(held)) => Ok(held),
         Ok(None) => return Ok(()),
         Err(failed) if was_here => return Err(failed),
         Err(failed) => Err(failed.failure),
     };
-    if let Err(failure) = left {
-        // Another start of the job may have begun.
-        if !node.is_held(id) && matches!(node.read_journal(id), Ok(None)) {
-            let _ = node.remove_job(id);
-        }
+    let (uid, state) = (job.user.uid, RecordState::Unneeded);
+    let mut record = Record::without_mps(id.clone(), uid, state, line.clone());
+    record.request = Some(job.asked.request.clone());
+    record.by_site = job.asked.by_site.then(BySite::default);
+    record
+        .warnings
+        .extend((!job.asked.by_site).then(|| line.clone()));
+    if let Err(failure) = outcome::write_without_mps(node, held, &record) {
         let text = format!("job {id}: its steps get no MPS: {failure}");
         node.log(Severity::Warning, &text);
     }
@@ -206,21 +195,16 @@ fn clear_and_lock(
     node.log(Severity::Info, &line);
     let why = "what an earlier prologue left cannot be taken down";
     let was_over = node.is_cancelled(id);
-    let mut findings = undo::undo_effects(node, &journal);
-    // Now, because the mark goes with the directory.
-    let is_over = !was_over && node.is_cancelled(id);
-    undo::remove_or_mark(node, &journal, &mut findings);
-    let allowed = findings.allow_start(format!("job {id}"), why);
+    let (findings, is_over) = undo::undo_start(node, &journal);
+    let job_ended = is_over && !was_over;
+    let allowed = match findings.allow_start(format!("job {id}"), why) {
+        Ok(()) if job_ended => Err(ended(id).into()),
+        allowed => allowed,
+    };
     allowed.map_err(|failed| FailedStart {
-        job_ended: is_over,
+        job_ended,
         ..failed
     })?;
-    if is_over {
-        return Err(FailedStart {
-            job_ended: true,
-            ..Undetermined::new(format!("job {id}"), ENDED).into()
-        });
-    }
     // The teardown removed the directory, and the lock file with it.
     drop(held);
     Ok(Some(open(node, job, when)?))

@@ -3,7 +3,7 @@
 
 use super::evidence;
 use super::findings::FailedStart;
-use super::node::{Node, Severity};
+use super::node::{LockGuard, Node, Severity};
 use super::prepared::{Job, User};
 use super::report::{JobOutcome, JobReport};
 use super::store::Store as _;
@@ -137,19 +137,32 @@ pub fn record_without_mps(node: &mut impl Node, id: &JobId, uid: u32, failure: &
     // Without a request no step of it tries again.
     record.by_site = Some(BySite::default());
     let held = node.open_job(id);
-    let failed = match &held {
-        Ok(_) => node.write_record(&record).err(),
-        Err(error) => Some(error.clone()),
-    };
-    if let Some(error) = failed {
-        match node.read_journal(id) {
-            Ok(None) if held.is_ok() => drop(node.remove_job(id)),
-            // What is still to be taken down stays, as does another start.
-            _ => drop(node.remove_record(id)),
-        }
+    if let Err(error) = write_without_mps(node, held, &record) {
         let text = format!("job {id}: 'mpsctl status' cannot say why it has no MPS: {error}");
         node.log(Severity::Warning, &text);
     }
+}
+
+/// Writes the record of a job that runs without MPS. If it cannot be written, no other record of
+/// the job stays, because its tasks would wait for an MPS; what is still to be taken down does.
+pub(super) fn write_without_mps(
+    node: &mut impl Node,
+    held: Result<LockGuard, Failure>,
+    record: &Record,
+) -> Result<(), Failure> {
+    let id = &record.job;
+    let written = match &held {
+        Ok(_) => node.write_record(record),
+        Err(failure) => Err(failure.clone()),
+    };
+    if written.is_err() {
+        let is_ours = held.is_ok() || !node.is_held(id);
+        let _ = match node.read_journal(id) {
+            Ok(None) if is_ours => node.remove_job(id),
+            _ => node.remove_record(id),
+        };
+    }
+    written
 }
 
 /// `told`: the caller can tell which tries do not count ([`ExitPolicy::tells_tries`]).

@@ -26,7 +26,7 @@ pub(super) struct Start {
     /// When `mpsd` started, another process of its user was on the node.
     user_was_here: bool,
     began: Instant,
-    _held: LockGuard,
+    held: LockGuard,
 }
 
 impl Start {
@@ -36,7 +36,7 @@ impl Start {
             spec,
             user_was_here: false,
             began,
-            _held: held,
+            held,
         }
     }
 
@@ -59,10 +59,8 @@ impl Start {
         work: impl FnOnce(&mut Self, &mut N) -> Result<(), FailedStart>,
     ) -> Result<(), FailedStart> {
         work(self, node).map_err(|mut failed| {
-            let mut findings = undo::undo_effects(node, &self.journal);
-            // Now, because the mark of a cancelled start goes with the directory.
-            failed.job_ended = node.is_cancelled(self.journal.job());
-            undo::remove_or_mark(node, &self.journal, &mut findings);
+            let (findings, is_over) = undo::undo_start(node, &self.journal);
+            failed.job_ended = is_over;
             failed.findings.merge(findings);
             failed.gpus = self.journal.gpu_names();
             failed
@@ -145,10 +143,10 @@ impl Start {
             start.tell_tasks(node, RecordState::Ready)?;
             Ok(())
         })?;
-        let Self { journal, _held, .. } = self;
+        let Self { journal, held, .. } = self;
         node.audit(&audit::begun(&journal));
         // An end may wait for it.
-        drop(_held);
+        drop(held);
         let lines = node.withdraw_remarks(&job.location);
         lines.iter().for_each(|line| node.log(Severity::Info, line));
         Ok(())
@@ -242,12 +240,14 @@ fn begin_shared(
     Ok(start.journal)
 }
 
-pub(super) const ENDED: &str = "it ended while its MPS was starting";
+pub(super) fn ended(job: &JobId) -> Undetermined {
+    Undetermined::new(format!("job {job}"), "it ended while its MPS was starting")
+}
 
 /// Fails if the job has ended: its epilogue waits for this lock, or has given up on it.
 fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     if node.is_cancelled(job) {
-        return Err(Undetermined::new(format!("job {job}"), ENDED));
+        return Err(ended(job));
     }
     Ok(())
 }

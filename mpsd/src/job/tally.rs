@@ -29,7 +29,7 @@ impl Times {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tally {
-    /// Jobs whose MPS was ready, counted by `mpsctl metrics`.
+    /// Jobs that had an MPS: the ended, and at most those that a run of `mpsctl metrics` saw.
     #[serde(rename = "begun")]
     pub had_mps: u64,
     pub ended: u64,

@@ -25,12 +25,18 @@ const SWEEP_TIME: Duration = Duration::from_secs(1);
 /// What others need comes first, and what a user can make slow comes last: our own processes,
 /// accounts and compute modes, then strays, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
-    let mut findings = undo_effects(node, journal);
-    remove_or_mark(node, journal, &mut findings);
-    findings
+    undo_start(node, journal).0
 }
 
-pub(super) fn remove_or_mark(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+/// The same, and whether the job ended during its start: the mark of that goes with the directory.
+pub(super) fn undo_start(node: &mut impl Node, journal: &Journal) -> (Findings, bool) {
+    let mut findings = undo_effects(node, journal);
+    let is_over = node.is_cancelled(journal.job());
+    remove_or_mark(node, journal, &mut findings);
+    (findings, is_over)
+}
+
+fn remove_or_mark(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     if findings.is_clean() {
         findings.take(node.remove_job(journal.job()));
     } else if !journal.has_remains {

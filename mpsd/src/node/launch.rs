@@ -144,13 +144,14 @@ impl Daemons for RealNode {
         let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
         let began = Instant::now();
         let report = hear(&started.report, deadline).ok_or_else(|| {
-            let mut own = journal.supervisor.into_iter();
-            let is_gone = own.any(|process| process.open().is_none());
+            let is_gone = |process: ProcessRef| process.open().is_none();
             // After `detach` this is not its parent, and its exit code is lost.
             let end = started.child.try_wait();
             let how = match end.filter(|end| *end != Exit::Code(u8::MAX)) {
                 Some(end) => format!("it ended without a report ({end})"),
-                None if is_gone => "it ended without a report".to_owned(),
+                None if journal.supervisor.is_some_and(is_gone) => {
+                    "it ended without a report".to_owned()
+                }
                 None if deadline.expired() => {
                     format!("no report within {} ms", began.elapsed().as_millis())
                 }
@@ -222,6 +223,7 @@ fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::outcome;
     use crate::node::testing::{self, journal};
     use mpsd_core::config::Cgroup as CgroupRule;
     use mpsd_sys::cgroup::Cgroup;
@@ -240,7 +242,9 @@ mod tests {
         let _alone = alone();
         let sites = Cgroup::create(&(Cgroup::passing() + "sites")).unwrap();
         let sites = sites.expect("this machine has no cgroup hierarchy to test with");
-        let base = sites.path().to_owned();
+        // Of the name of our own.
+        let base = sites.path().join("mpsd");
+        std::fs::create_dir(&base).unwrap();
         std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
         let ((dir, mut node), mut journal) = (node(), journal());
         node.in_force.cgroup = CgroupRule::Below(base.clone());
@@ -250,9 +254,32 @@ mod tests {
         let lock = other.lock(site_directory::lock_of(&base), Deadline::after_ms(500));
         let reached = node.cgroup_of(&journal);
         drop(lock.unwrap());
-        let reached = reached.map(|cgroup| cgroup.remove().unwrap());
-        assert_eq!(reached, Some(true));
+        assert!(reached.is_some());
+        node.remove_cgroup(&journal).unwrap();
+        assert!(!base.join("10.srv").exists());
+        // It is the site's, and stays.
+        std::fs::remove_dir(&base).unwrap();
         assert!(sites.remove().unwrap());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_written_costs_no_journal() {
+        for is_journaled in [false, true] {
+            let ((_dir, mut node), journal) = (node(), journal());
+            let id = journal.job().clone();
+            drop(node.open_job(&id).unwrap());
+            if is_journaled {
+                node.write_journal(&journal).unwrap();
+            }
+            // No file can take its place.
+            let record = node.settings.paths.job(&id).record();
+            std::fs::create_dir_all(record.join("x")).unwrap();
+            let failure = Undetermined::new("a start", "it failed").into();
+            outcome::record_without_mps(&mut node, &id, 1, &failure);
+            assert_eq!(node.has_directory(&id), is_journaled);
+            let left = node.read_journal(&id).unwrap();
+            assert_eq!(left.is_some(), is_journaled);
+        }
     }
 
     /// Only the rollback of the start gives the GPU back at once.

@@ -150,10 +150,8 @@ pub fn remove_cgroup(paths: &Paths, cgroup: &Cgroup) -> Result<(), String> {
         true => change(paths, base, CGROUP_TIME, remove)?,
     }
     // In use, it stays, and nothing depends on that.
-    if let Some(above) = base
-        .parent()
-        .filter(|_| Cgroup::usual_bases().contains(&base.to_owned()))
-    {
+    let is_ours = Cgroup::usual_bases().iter().any(|own| own == base);
+    if let Some(above) = base.parent().filter(|_| is_ours) {
         let _ = change(paths, above, CGROUP_TIME, || {
             Cgroup::remove_base(base);
             Ok(())

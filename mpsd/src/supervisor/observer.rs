@@ -190,10 +190,9 @@ impl Observer {
         // client that comes at that moment along (806).
         for state in self.daemons.values_mut() {
             let known = state.left.remove(&killed.pid);
-            let is_here =
-                [&state.clients, &state.connecting].map(|pids| pids.contains(&killed.pid));
-            let computed = || is_here.contains(&true) && state.has_others(killed.pid);
-            state.tainted |= known.unwrap_or_else(computed);
+            let pid = &killed.pid;
+            let is_here = state.clients.contains(pid) || state.connecting.contains(pid);
+            state.tainted |= known.unwrap_or(is_here && state.has_others(*pid));
         }
         keep(&mut self.all.killed, killed);
     }
@@ -431,6 +430,15 @@ end 691; 2 end 692; exit 691 0; 2 exit 692 0 > NONE";
         let mut observer = observed(NEW);
         observer.take(1, &Event::Fatal(words.to_owned()));
         assert!(observer.all.fatal.is_empty() && observer.victim(1, words).is_some());
+    }
+
+    #[test]
+    fn a_killed_client_of_one_daemon_taints_no_other() {
+        let mut observer = observed("active 5; active 6; 2 active 7; 2 active 8");
+        observer.take_killed(Killed { pid: 5, signal: 9 });
+        see(&mut observer, "gone 5; gone 6; 2 gone 7; 2 gone 8");
+        let needs = [1, 2].map(|daemon| observer.needs_new_server(daemon));
+        assert_eq!(needs, [true, false]);
     }
 
     #[test]

@@ -332,14 +332,14 @@ mod tests {
             let _ = self.0.remove();
             // Their base, after the last test.
             let base_of_it = self.0.path().parent().unwrap();
-            if base_of_it.ends_with(base()) || is_own_base(base_of_it) {
+            if base_of_it.ends_with(base()) || is_usual(base_of_it) {
                 let _ = std::fs::remove_dir(base_of_it);
             }
         }
     }
 
-    fn is_own_base(base: &Path) -> bool {
-        base.ends_with(UNIT) || base.ends_with(PLAIN)
+    fn is_usual(base: &Path) -> bool {
+        Cgroup::usual_bases().iter().any(|usual| usual == base)
     }
 
     /// The job's cgroup in every hierarchy of this machine; at least one, or nothing is tested.
@@ -484,7 +484,7 @@ mod tests {
         let _alone = alone();
         let TestCgroup(cgroup) = &TestCgroup(Cgroup::create("unit-test-place").unwrap().unwrap());
         let base = cgroup.path().parent().unwrap();
-        assert!(is_own_base(base) && cgroup.path().exists(), "{base:?}");
+        assert!(is_usual(base) && cgroup.path().exists(), "{base:?}");
     }
 
     /// Machines differ in which hierarchy has the controllers.

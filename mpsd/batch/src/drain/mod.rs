@@ -203,7 +203,7 @@ pub fn hand_over(
         Err(why) => return (Err(why), Ok(())),
     };
     let mut marker = marker.clone();
-    // An administrator's note on a node in service is kept. A remark of ours is not: it is over.
+    // Of a node in service, an administrator's note is kept, and a remark of ours is not.
     let is_memo = |note: &String| !before.drained && !note.is_empty() && !note.starts_with(PREFIX);
     if let Some(memo) = before.reason.clone().filter(is_memo) {
         marker.note = Some(memo);
@@ -251,13 +251,18 @@ fn drain(
     })
 }
 
+/// Whether the drain of `marker` has this reason. Until it is delivered, that may be the reason of
+/// an earlier drain of ours: [`hand_over`] keeps it.
+fn is_of(marker: &Marker, reason: &str) -> bool {
+    reason == marker.reason || !marker.delivered && reason.starts_with(PREFIX)
+}
+
 pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState, String> {
     let shown = controller.status()?;
     let reason = shown.reason.unwrap_or_default();
     Ok(match (marker.delivered, shown.drained) {
         (_, true) if reason == marker.reason => DrainState::Stands,
-        // An earlier drain of ours: a delivery takes its reason over.
-        (false, true) if reason.starts_with(PREFIX) => DrainState::Undelivered,
+        (_, true) if is_of(marker, &reason) => DrainState::Undelivered,
         (_, true) => {
             let other = format!("another reason ('{}')", one_line(&reason, SHOWN));
             DrainState::Over(format!(
@@ -274,9 +279,7 @@ pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Resu
     let before = controller.status()?;
     if before.drained {
         let reason = before.reason.unwrap_or_default();
-        // As in `state`.
-        let is_earlier = !marker.delivered && reason.starts_with(PREFIX);
-        if reason != marker.reason && !is_earlier {
+        if !is_of(marker, &reason) {
             let shown = format!("the reason shown is '{}'", one_line(&reason, SHOWN));
             return Err(format!("{shown}, which is not ours: left as it is"));
         }
@@ -377,6 +380,10 @@ mod tests {
         let lifts = |node: &Double| lift(&paths, &our_marker(OURS), node);
         assert!(lifts(&node).is_err());
         assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
+        // An earlier drain of ours is lifted for one that was not delivered.
+        let earlier = Double::new(true, Some("mpsd: job 0: y"), true);
+        lifts(&earlier).unwrap();
+        assert!(!earlier.status().unwrap().drained);
         let bare = Double::new(true, None, true);
         assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
         let mut meanwhile = Double::new(false, None, true);

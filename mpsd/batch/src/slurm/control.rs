@@ -212,11 +212,13 @@ impl SlurmNode {
     fn mark(&self, note: &str) -> Result<(), String> {
         let stands = self.marked()?;
         let is_free = ["", "(null)", "none"].contains(&stands.as_str()) || stands.starts_with(OURS);
-        match is_free {
-            _ if stands == note => Ok(()),
-            true => self.update(&[&format!("comment={note}")]).map(drop),
-            false => Err("its comment is not ours".to_owned()),
+        if stands == note {
+            return Ok(());
         }
+        if !is_free {
+            return Err("its comment is not ours".to_owned());
+        }
+        self.update(&[&format!("comment={note}")]).map(drop)
     }
 }
 

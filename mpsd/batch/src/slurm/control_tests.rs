@@ -125,6 +125,17 @@ fn a_job_is_requeued_whatever_fails_around_it() {
         let is_told = said.contains(trouble) && said.is_empty() == trouble.is_empty();
         assert!(is_told && done.held == held, "{said}");
     }
+    // An administrator's comment on the node stays.
+    let slurm = Scripted::new(&line, "");
+    let theirs = "#!/bin/sh\necho by hand\n";
+    fs::write(slurm.dir.path().join("sinfo"), theirs).expect("a script");
+    let done = slurm.requeue(3);
+    let trouble = done.trouble.expect("no note");
+    assert!(
+        done.held && trouble.ends_with("its comment is not ours"),
+        "{trouble}"
+    );
+    assert!(!slurm.orders().contains("nodename"), "{}", slurm.orders());
     // Slurm's own restarts do not count, unless nothing else is seen.
     for (restarts, comment, most, failed, held) in [
         (7, BY_HAND, 4, 4, false),

@@ -74,7 +74,7 @@ fn slurm_prolog_epilog_and_step() {
 
 /// Untrusted: it may name another job's device.
 #[test]
-fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
+fn a_steps_device_is_believed_only_if_slurm_names_it() {
     for (gres, believed) in [
         ("", true),
         ("NodeName=n2 Name=gpu Flags=no_gpu_env\n", true),
@@ -100,6 +100,19 @@ fn a_steps_mig_device_is_believed_only_if_slurm_names_it() {
                 "{gres}"
             ),
         }
+        let env = environment(&[
+            ("CUDA_VISIBLE_DEVICES", "GPU-abc"),
+            ("SLURM_STEP_GPUS", "0"),
+            ("SLURM_STEP_ID", "0"),
+        ]);
+        let host = call.host;
+        let mut call = Call::new(Program::Prologue, &[], &env);
+        call.host = host;
+        let GpuSource::Numbered(found) = call.devices().gpus else {
+            panic!("{gres}");
+        };
+        let expected = believed.then(|| "GPU-abc".to_owned());
+        assert_eq!(found.numbers[0].uuid, expected, "{gres}");
     }
 }
 

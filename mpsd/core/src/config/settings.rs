@@ -150,10 +150,9 @@ settings! {
         /// runs outside MPS without a message. "keep": never change a compute mode.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
-        /// What a job gets whose GPUs the scheduler does not name. It needs no names if it has all
-        /// GPUs of the node, or the node alone. "refuse": it gets no MPS, and is told so.
-        /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no
-        /// other job is there.
+        /// The scheduler may not name a job's GPUs, and the job have neither all GPUs of the node
+        /// nor the node alone. "refuse": it gets no MPS, and is told so. "whole-node-if-exclusive":
+        /// it gets all GPUs of the node, if the scheduler proves that no other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
         /// true: the scheduler gives a GPU of this node to several jobs at once, and does not say

@@ -210,7 +210,7 @@ fn add_line(
     let for_release = format!(" for Slurm {release}");
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
-        if !is_foreign(&stack.file) && stack.of_site().is_empty() {
+        if stack.is_ours() {
             report.write(&stack.file, &tagged(line), MODE, &about)?;
         } else if our_line(&stack.file).as_deref() != Some(line) {
             report.left(format!(
@@ -230,7 +230,7 @@ fn add_line(
         bail!("'{shown}': there is one that we did not write; remove it first");
     }
     report.write(&snippet, &tagged(line), MODE, &for_release)?;
-    if !is_foreign(&stack.file) && stack.of_site().is_empty() {
+    if stack.is_ours() {
         let include = tagged(&stack.include());
         report.write(&stack.file, &include, MODE, " to include it")?;
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
@@ -379,15 +379,13 @@ fn leave(home: &Path) -> Result<VerbReport> {
 fn disable(stack: &Stack) -> Result<VerbReport> {
     let (snippet, file) = (stack.snippet(), &stack.file);
     let mut report = VerbReport::default();
+    let sites = stack.of_site();
     for path in [&snippet, &stack.second_snippet(), file] {
-        let sites = stack.of_site().join("\n");
-        match path.exists() && !is_foreign(path) {
-            true if path == file && !sites.is_empty() => {
-                let text = format!("{sites}\n");
-                report.write(path, text.as_bytes(), MODE, " with the site's own lines")?;
-            }
-            true => report.remove(path)?,
-            false => {}
+        if path == file && !is_foreign(path) && !sites.is_empty() {
+            let about = " with the site's own lines";
+            report.write(path, (sites.join("\n") + "\n").as_bytes(), MODE, about)?;
+        } else if path.exists() && !is_foreign(path) {
+            report.remove(path)?;
         }
     }
     if snippet.exists() {

@@ -145,9 +145,14 @@ impl Stack {
     /// What the site has added to a stack that we wrote.
     pub fn of_site(&self) -> Vec<String> {
         let (mut lines, include) = (read_lines(&self.file), self.include());
-        lines.retain(|line| line != TAG && line.trim() != include && !is_ours(line));
-        lines.retain(|line| !line.trim().is_empty());
+        let own = [TAG, &include, ""];
+        lines.retain(|line| !own.contains(&line.trim()) && !is_ours(line));
         lines
+    }
+
+    /// We wrote it, and may replace it.
+    pub fn is_ours(&self) -> bool {
+        !is_foreign(&self.file) && self.of_site().is_empty()
     }
 
     /// Slurm loads a plugin once for each line, and each registers the same flags.

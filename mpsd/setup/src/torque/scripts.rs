@@ -95,13 +95,16 @@ pub fn place_scripts(
                 report.did(format!("'{shown}' is ours"));
             }
             report.write(&path, text.as_bytes(), SCRIPT_MODE, "")?;
-        } else if calls_us(&path) && !lacks_queues(script, &path, ctx) {
+            continue;
+        }
+        let calls_us = calls_us(&path);
+        if calls_us && !lacks_queues(script, &path, ctx) {
             report.did(format!("'{shown}' is the site's own and calls us"));
         } else {
             let call = command_line(&ctx.programs.join(script.program), ctx);
             let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
             let lines = lines.replace("QUEUES", &queues(ctx));
-            let how = match calls_us(&path) {
+            let how = match calls_us {
                 true => "replace our lines in it by",
                 false => "add to it",
             };

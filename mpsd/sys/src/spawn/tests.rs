@@ -32,6 +32,21 @@ fn stranger(groups: &[u32]) -> Option<Identity> {
 }
 
 #[test]
+fn devices_that_cannot_be_hidden_are_told() {
+    let hidden = |behind: &str| {
+        let mut spawn = sh("exit 0");
+        let files = vec!["/dev/no-such-device".into()];
+        spawn.hidden = Some(Hidden {
+            files,
+            behind: behind.into(),
+        });
+        spawn.start(soon()).unwrap().unhidden()
+    };
+    assert_eq!(hidden("/dev/null"), None);
+    assert_eq!(hidden("/no/such/file"), Some(Errno::ENOENT));
+}
+
+#[test]
 fn the_environment_is_exact_and_mask_directory_signals_and_session_are_set() {
     let _alone = alone();
     let env = vec![("ONLY".into(), "this one".into())];
